@@ -1,0 +1,1 @@
+"""What a network is, as data. Standard library and YAML only: no torch."""

@@ -1,0 +1,117 @@
+"""REF -> network. A REF is a zoo name, an arch.yaml, a run folder, or timm:NAME."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import timm
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+from timm.models import build_model_with_cfg, register_model
+from timm.models._builder import pretrained_cfg_for_features
+from torch import nn
+
+from autonl.arch.codec import read_arch
+from autonl.arch.spec import ArchSpec, map_sizes
+from autonl.arch.zoo import ZOO, zoo_arch
+from autonl.errors import AutoNLError, refuse_name
+from autonl.nn.network import Network, NetworkFeatures
+
+TIMM_PREFIX = "timm:"
+ARCH_FILE = "arch.yaml"
+
+Ref = str | os.PathLike[str] | ArchSpec
+
+
+def resolve(ref: Ref) -> ArchSpec | str:
+    """The architecture a REF names; for timm:NAME, the name as timm knows it."""
+    if isinstance(ref, ArchSpec):
+        return ref
+    text = os.fspath(ref)
+    if text.startswith(TIMM_PREFIX):
+        name = text.removeprefix(TIMM_PREFIX)
+        if not timm.is_model(name):
+            refuse_name("timm network", name, timm.list_models())
+        return name
+    if text in ZOO:
+        return zoo_arch(text)
+    path = Path(text)
+    if path.is_dir():
+        if not (path / ARCH_FILE).is_file():
+            raise AutoNLError(f"{text}: the folder holds no {ARCH_FILE}; a run folder does")
+        return read_arch(path / ARCH_FILE)
+    if path.is_file() or path.suffix in (".yaml", ".yml"):
+        return read_arch(path)
+    refuse_name("network (zoo name, arch.yaml, run folder or timm:NAME)", text, ZOO)
+
+
+def create_model(ref: Ref, *, pretrained: bool = False, **timm_arguments: Any) -> nn.Module:
+    """The network that a REF names, with fresh weights.
+
+    Keyword arguments are timm's: `num_classes`, `in_chans`, `drop_rate`, `drop_path_rate`, `features_only`,
+    `out_indices`, `output_stride`, `global_pool`, `pad_type` ...
+
+        model = autonl.create_model("autonl_l", num_classes=10)
+    """
+    target = resolve(ref)
+    if isinstance(target, str):
+        return timm.create_model(target, pretrained=pretrained, **timm_arguments)
+    if pretrained:
+        raise AutoNLError(f"{target.name}: there are no weights to download; train it, or give a file of weights")
+    return build(target, **timm_arguments)
+
+
+def build(spec: ArchSpec, **timm_arguments: Any) -> nn.Module:
+    """The network of a spec; `features_only=True` gives the backbone, timm's other feature classes included."""
+    own_features = timm_arguments.get("features_only") and "feature_cls" not in timm_arguments
+    if own_features:
+        del timm_arguments["features_only"]
+    model = build_model_with_cfg(
+        NetworkFeatures if own_features else Network,
+        spec.name,
+        pretrained=False,
+        pretrained_cfg=timm_arguments.pop("pretrained_cfg", None) or default_cfg(spec),
+        kwargs_filter=("num_classes", "global_pool") if own_features else None,
+        spec=spec,
+        **timm_arguments,
+    )
+    if own_features:
+        model.pretrained_cfg = model.default_cfg = pretrained_cfg_for_features(model.pretrained_cfg)
+    return model
+
+
+def default_cfg(spec: ArchSpec) -> dict[str, Any]:
+    """What timm's data and training tools want to know of a network."""
+    height, width = spec.resolution
+    last_height, last_width = map_sizes(spec, spec.resolution)[-1]
+    return {
+        "url": "",
+        "num_classes": spec.classes,
+        "input_size": (3, height, width),
+        "pool_size": (last_height, last_width),
+        "crop_pct": 0.875,
+        "interpolation": "bicubic",
+        "mean": IMAGENET_DEFAULT_MEAN,
+        "std": IMAGENET_DEFAULT_STD,
+        "first_conv": "conv_stem",
+        "classifier": "classifier",
+    }
+
+
+# The zoo's networks that timm does not have under the same name: `timm.create_model("autonl_l")` builds them
+# once autonl is imported. timm's own mobilenetv2_* stay timm's.
+REGISTERED = tuple(name for name in ZOO if not timm.is_model(name))
+default_cfgs = {name: default_cfg(zoo_arch(name)) for name in REGISTERED}
+
+
+def _register(name: str) -> None:
+    def entrypoint(pretrained: bool = False, **timm_arguments: Any) -> nn.Module:
+        return create_model(name, pretrained=pretrained, **timm_arguments)
+
+    entrypoint.__name__ = name
+    register_model(entrypoint)
+
+
+for _name in REGISTERED:
+    _register(_name)
