@@ -1,0 +1,138 @@
+"""`autonl models` and `autonl profile` as a user runs them."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from autonl.arch.codec import write_arch
+from autonl.arch.zoo import ZOO, zoo_arch
+from autonl.cli import main
+
+
+@pytest.fixture
+def autonl(monkeypatch, capsys):
+    """Run the command line in this process: (exit code, standard output, standard error)."""
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["autonl", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        captured = capsys.readouterr()
+        return stop.value.code or 0, captured.out, captured.err
+
+    return run
+
+
+def test_profile_json(autonl):
+    code, out, err = autonl("profile", "autonl_l", "--json")
+    result = json.loads(out)
+    assert (code, err) == (0, "")
+    assert (result["name"], result["resolution"]) == ("autonl_l", 224)
+    assert (result["macs"], result["params"]) == (352_108_448, 5_580_336)
+    assert len(result["blocks"]) == 21 + 3
+    for figure in ("macs", "params"):
+        assert type(result[figure]) is int
+        assert sum(row[figure] for row in result["blocks"]) == result[figure]
+    assert result["blocks"][1 + 11]["block"] == "k3_s1_e3_c80_se0.5_nl0.125/2"
+
+
+@pytest.mark.parametrize(("operator", "millions"), [("wang", 6249.60), ("eq7", 66.21), ("lightnl", 14.75)])
+def test_profile_with_an_operator(autonl, operator, millions):
+    plain, with_operator = (
+        json.loads(autonl("profile", "mobilenetv2_100", "--json", *more)[1])["macs"]
+        for more in ((), ("--nl", operator))
+    )
+    assert round((with_operator - plain) / 1e6, 2) == millions
+
+
+def test_profile_at_other_sizes(autonl):
+    rectangle = json.loads(autonl("profile", "mobilenetv2_100", "--res", "320x224", "--json")[1])
+    assert rectangle["resolution"] == "320x224"
+    assert rectangle["blocks"][0]["height"] == 160
+    assert rectangle["blocks"][0]["width"] == 112
+    # the paper's very small settings
+    small = json.loads(autonl("profile", "mobilenetv2_035", "--res", "96", "--json")[1])
+    assert round(small["macs"] / 1e6, 2) == 11.93
+
+
+def test_profile_of_timm_equals_the_closed_form(autonl):
+    ours = json.loads(autonl("profile", "mobilenetv2_050", "--res", "160", "--json")[1])
+    theirs = json.loads(autonl("profile", "timm:mobilenetv2_050", "--res", "160", "--json")[1])
+    assert (theirs["macs"], theirs["params"]) == (ours["macs"], ours["params"])
+    assert sum(row["macs"] for row in theirs["blocks"]) == theirs["macs"]
+    inserted = json.loads(autonl("profile", "timm:mobilenetv2_050", "--nl", "lightnl", "--json")[1])
+    assert inserted["macs"] == json.loads(autonl("profile", "mobilenetv2_lightnl_050", "--json")[1])["macs"]
+
+
+def test_profile_for_people(autonl):
+    code, out, _ = autonl("profile", "autonl_s")
+    assert code == 0
+    assert "k3_s1_e3_c40_nl0.25/2" in out
+    assert "autonl_s at 224x224: 266.24M MACs, 4,389,350 parameters" in out
+
+
+def test_models(autonl):
+    rows = json.loads(autonl("models", "--json")[1])["models"]
+    assert [row["name"] for row in rows] == list(ZOO)
+    assert rows[list(ZOO).index("autonl_s")]["paper"] == {"macs": 267, "params": 4.4, "top1": 76.5, "top5": 93.1}
+    out = autonl("models")[1]
+    assert all(name in out for name in ZOO)
+    assert "352.11" in out
+
+
+def test_profile_of_a_file_and_of_a_run_folder(autonl, tmp_path):
+    write_arch(zoo_arch("autonl_s"), tmp_path / "arch.yaml")
+    for ref in (tmp_path, tmp_path / "arch.yaml"):
+        assert json.loads(autonl("profile", ref, "--json")[1])["macs"] == 266_242_176
+
+
+BAD = [
+    (["profile", "autonl_x"], "unknown network"),
+    (["profile", "nowhere/arch.yaml"], "nowhere/arch.yaml: cannot be read"),
+    (["profile", "autonl_s", "--res", "big"], "resolution: 'big' is not allowed; allowed: a size such as 224"),
+    (["profile", "autonl_s", "--res", "0"], "resolution: 0 is not allowed"),
+    (["profile", "autonl_s", "--nl", "none"], "unknown operator 'none'; allowed: depthwise, eq3"),
+    (["profile", "timm:nothing_like_it"], "unknown timm network 'nothing_like_it'"),
+    (["profile", "timm:vit_tiny_patch16_224", "--res", "100"], "timm:vit_tiny_patch16_224 does not run at 100x100"),
+    (["profile", "timm:resnet18", "--nl", "wang"], "ResNet has no inverted residuals"),
+    (["profile"], "Missing"),
+    (["profile", "autonl_s", "--foo"], "--foo"),
+    (["nothing"], "No such command"),
+]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"), BAD, ids=lambda value: " ".join(value) if type(value) is list else ""
+)
+def test_bad_input_is_one_line_and_exit_code_2(autonl, arguments, message):
+    code, out, err = autonl(*arguments)
+    assert (code, out) == (2, "")
+    assert message in err
+    assert err.startswith("autonl: ")
+    assert err.count("\n") == 1
+
+
+def test_a_wrong_figure_in_a_file_is_refused(autonl, tmp_path):
+    path = tmp_path / "arch.yaml"
+    write_arch(zoo_arch("autonl_s"), path)
+    path.write_text(path.read_text().replace("macs: 266242176", "macs: 266242175"))
+    code, _, err = autonl("profile", path)
+    assert code == 2
+    assert err == (
+        f"autonl: {path}: macs: 266242175 is not allowed; allowed: 266242176, the figure recomputed from the blocks\n"
+    )
+
+
+def test_the_installed_command(tmp_path):
+    """A process of its own, in an empty folder, its reader gone after one line."""
+    command = [sys.executable, "-m", "autonl", "models", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)["models"]
+    reader, writer = os.pipe()
+    os.close(reader)
+    closed = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    assert "Traceback" not in closed.stderr
