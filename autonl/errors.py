@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from reprlib import Repr
 from typing import NoReturn
 
 
@@ -9,9 +10,16 @@ class AutoNLError(ValueError):
     """Bad input: one line that says what was wrong, where, and what is allowed."""
 
 
+_quote = Repr()
+_quote.maxlevel, _quote.maxstring, _quote.maxother = 2, 80, 80
+
+
 def shown(value: object) -> str:
-    """A value as an error quotes it: on one line, not longer than 80 characters."""
-    text = repr(value)
+    """A value as an error quotes it: short and on one line, however large the value is."""
+    try:
+        text = _quote.repr(value)
+    except ValueError:  # Python does not print a number of thousands of digits
+        text = f"a huge {type(value).__name__}"
     return text if len(text) <= 80 else text[:77] + "..."
 
 

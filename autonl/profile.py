@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from autonl.arch.codec import block_to_string, resolution_to_text
 from autonl.arch.macs import LayerCost, layer_costs
-from autonl.arch.spec import ArchSpec
+from autonl.arch.spec import ArchSpec, check_resolution
 from autonl.errors import AutoNLError
 from autonl.models import Ref, resolve
 from autonl.nn.insertion import insert_lightnl
@@ -52,7 +52,9 @@ def _total(name: str, resolution: tuple[int, int], rows: list[dict[str, Any]]) -
 
 
 def _profile_timm(name: str, resolution: tuple[int, int] | None, operator: str | None) -> Profile:
-    model = create_model(name)
+    if resolution is not None:
+        check_resolution("resolution", resolution)
+    model: Any = create_model(name)
     if operator:
         insert_lightnl(model, operator=operator)
     model = model.to("meta").eval()

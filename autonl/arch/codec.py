@@ -55,20 +55,23 @@ def block_to_string(block: BlockSpec) -> str:
 def block_from_string(text: object) -> BlockSpec:
     if not isinstance(text, str):
         refuse("block", text, _BLOCK_FORM)
-    found: dict[str, tuple[str, str | None]] = {}
+    found: dict[str, str] = {}
+    nonlocal_stride = 0
     for token in text.split("_"):
         match = _TOKEN.fullmatch(token)
         if not match or (match[3] is None) == (match[1] == "nl"):
             raise AutoNLError(f"block {shown(text)}: unknown token {shown(token)}; allowed: {_BLOCK_FORM}")
         if match[1] in found:
             raise AutoNLError(f"block {shown(text)}: {match[1]} is given twice; allowed: {_BLOCK_FORM}")
-        found[match[1]] = (match[2], match[3])
+        found[match[1]] = match[2]
+        if match[3] is not None:
+            nonlocal_stride = int(match[3])
     missing = [key for key in ("k", "s", "e", "c") if key not in found]
     if missing:
         raise AutoNLError(f"block {shown(text)}: {', '.join(missing)} is missing; allowed: {_BLOCK_FORM}")
-    kernel, stride, expand, out_chs = (_value(found[key][0]) for key in ("k", "s", "e", "c"))
-    se = float(found["se"][0]) if "se" in found else 0.0
-    lightnl = LightNLSpec(float(found["nl"][0]), int(found["nl"][1] or 0)) if "nl" in found else None
+    kernel, stride, expand, out_chs = (_value(found[key]) for key in ("k", "s", "e", "c"))
+    se = float(found.get("se", 0))
+    lightnl = LightNLSpec(float(found["nl"]), nonlocal_stride) if "nl" in found else None
     return BlockSpec(kernel, stride, expand, out_chs, se, lightnl)
 
 
@@ -112,9 +115,12 @@ def spec_from_dict(content: object) -> ArchSpec:
 def read_arch(path: str | os.PathLike[str]) -> ArchSpec:
     """The architecture in a YAML file; an error names the file, the field, the value and what is allowed."""
     try:
-        data = Path(path).read_bytes()
+        if os.path.exists(path) and not os.path.isfile(path):
+            raise AutoNLError("not a file")  # a pipe would wait for a writer
+        with open(path, "rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)
         if len(data) > MAX_FILE_BYTES:
-            raise AutoNLError(f"{len(data)} bytes is not an architecture; allowed: up to {MAX_FILE_BYTES}")
+            raise AutoNLError(f"too large for an architecture; allowed: up to {MAX_FILE_BYTES} bytes")
         return spec_from_dict(yaml.load(data.decode(), Loader=_StrictLoader))
     except AutoNLError as error:
         raise AutoNLError(f"{path}: {error}") from None
@@ -170,3 +176,8 @@ class _StrictLoader(yaml.SafeLoader):
                     raise AutoNLError(f"the field {shown(key.value)} is given twice; allowed: once")
                 seen.add(key.value)
         return super().construct_mapping(node, deep)
+
+
+# YAML 1.1 reads 1e-3 as text for want of a point; people mean the number
+_EXPONENT = re.compile(r"[-+]?\d+e[-+]?\d+", re.ASCII)
+_StrictLoader.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, list("-+0123456789"))

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from autonl.arch.spec import ArchSpec, BlockSpec, LightNLSpec, map_sizes
+from autonl.arch.spec import ArchSpec, BlockSpec, LightNLSpec, check_resolution, map_sizes
 
 # an int, or anything that adds and multiplies like one: a torch scalar made of gates, a symbolic size
 Amount: TypeAlias = Any
@@ -51,7 +51,7 @@ def nonlocal_macs(operator: str, place: LightNLSpec, chs: int, height: int, widt
     pooled = association_macs(positions, sum(grid * grid for grid in PYRAMID), chs, chs)
     pointwise = positions * chs * chs
     depthwise = 9 * positions * chs
-    macs = {
+    macs: dict[str, int] = {
         "wang": 4 * pointwise + dense["spatial"],
         "levi": 4 * pointwise + min(dense.values()),
         "zhu": 4 * pointwise + min(pooled.values()),
@@ -62,7 +62,7 @@ def nonlocal_macs(operator: str, place: LightNLSpec, chs: int, height: int, widt
         "lightnl": depthwise + min(compact.values()),
         "depthwise": depthwise,
     }
-    return int(macs[operator])
+    return macs[operator]
 
 
 def nonlocal_params(operator: str, chs: int) -> int:
@@ -73,13 +73,13 @@ def nonlocal_params(operator: str, chs: int) -> int:
 
 
 def inverted_residual_macs(
-    in_chs: int,
+    in_chs: Amount,
     mid_chs: Amount,
-    out_chs: int,
+    out_chs: Amount,
     kernel_area: Amount,
     se_chs: Amount,
-    in_positions: int,
-    out_positions: int,
+    in_positions: Amount,
+    out_positions: Amount,
     *,
     expanded: bool = True,
 ) -> Amount:
@@ -117,7 +117,9 @@ class LayerCost:
 
 def layer_costs(spec: ArchSpec, resolution: tuple[int, int] | None = None) -> list[LayerCost]:
     """The cost of stem, every block, head and classifier at `resolution` (default: the nominal one)."""
-    sizes = map_sizes(spec, resolution or spec.resolution)
+    resolution = spec.resolution if resolution is None else resolution
+    check_resolution("resolution", resolution)
+    sizes = map_sizes(spec, resolution)
     (height, width), chs = sizes[0], spec.stem_chs
     layers = [LayerCost("stem", 3, chs, height, width, height * width * 27 * chs, (27 + 2) * chs)]
     for index, block in enumerate(spec.blocks):

@@ -50,7 +50,7 @@ class LightNLSpec:
         _whole("lightnl.stride", self.stride, 1, 64)
 
     def compact_chs(self, chs: int) -> int:
-        return max(1, int(self.ratio * chs))
+        return share_of(chs, self.ratio)
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class BlockSpec:
             refuse("lightnl", self.lightnl, "a LightNLSpec or None")
 
     def se_chs(self, in_chs: int) -> int:
-        return max(1, int(in_chs * self.se)) if self.se else 0
+        return share_of(in_chs, self.se) if self.se else 0
 
 
 @dataclass(frozen=True)
@@ -136,6 +136,11 @@ def check_resolution(field: str, value: object) -> None:
         refuse(field, value, "a height and a width")
     for side in value:
         _whole(field, side, 1, 65536)
+
+
+def share_of(chs: int, ratio: float) -> int:
+    """int(ratio * chs), at least 1; a product that is whole but for its rounding error is whole."""
+    return max(1, int(ratio * chs + 1e-6))
 
 
 def paper_stride(height: int, width: int) -> int:

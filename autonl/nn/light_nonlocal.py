@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor, nn
 
 from autonl.arch.macs import Order, cheaper_order, sampled
-from autonl.arch.spec import LightNLSpec
+from autonl.arch.spec import LightNLSpec, check_resolution
 from autonl.nn.shapes import output_sizes
 
 
@@ -67,22 +69,28 @@ class LightNL(nn.Module):
         y = compact_nonlocal(x, self.compact_chs, self.stride, self.order)  # (N, C, H, W)
         return self.bn(self.depthwise(y)) + x
 
+    def order_at(self, height: int, width: int) -> Order:
+        """The cheaper order on a map of that size."""
+        samples = sampled(height, width, self.stride)
+        return cheaper_order(height * width, samples, self.compact_chs, self.bn.num_features)
+
     def extra_repr(self) -> str:
         order = "by shape" if self.order is None else self.order
         return f"ratio={self.compactness.ratio}, stride={self.stride}, order={order}"
 
 
 def freeze_association(model: nn.Module, resolution: tuple[int, int] | None) -> nn.Module:
-    """Fix the association order of every LightNL block for images of (height, width); None frees it again.
+    """Fix the association order of every non-local block for images of (height, width); None frees it again.
 
     Other sizes still compute the same result, in an order that may cost more. Returns the model.
+    Do it before torch.export, and before torch.compile where images come in many sizes: each order pattern would be
+    compiled anew.
     """
-    blocks = {name: m for name, m in model.named_modules() if isinstance(m, LightNL)}
-    sizes = output_sizes(model, blocks, resolution) if resolution else {}
+    blocks: dict[str, Any] = {name: m for name, m in model.named_modules() if hasattr(m, "order_at")}
+    sizes = {}
+    if resolution is not None:
+        check_resolution("resolution", resolution)
+        sizes = output_sizes(model, blocks, resolution)
     for name, block in blocks.items():
-        block.order = None
-        if resolution:
-            chs, height, width = sizes[name]
-            samples = sampled(height, width, block.stride)
-            block.order = cheaper_order(height * width, samples, block.compact_chs, chs)
+        block.order = block.order_at(*sizes[name][1:]) if sizes else None
     return model

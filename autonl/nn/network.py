@@ -9,7 +9,7 @@ from timm.models._efficientnet_blocks import SqueezeExcite
 from timm.models.efficientnet import EfficientNet, EfficientNetFeatures
 from torch import nn
 
-from autonl.arch.spec import ArchSpec, BlockSpec
+from autonl.arch.spec import ArchSpec, BlockSpec, share_of
 from autonl.nn.insertion import attach
 from autonl.nn.nonlocal_zoo import BNSettings, create_operator
 
@@ -18,13 +18,15 @@ class Network(EfficientNet):
     """The classifier that an ArchSpec describes, with timm's contract.
 
     `forward_features`, `forward_head`, `feature_info`, `forward_intermediates`, `reset_classifier`,
-    `set_grad_checkpointing`, `output_stride` by dilation and the weight names are timm's own, so a
-    MobileNetV2 of timm and of this zoo exchange weights as they are.
+    `set_grad_checkpointing`, `output_stride` by dilation and the weight names are timm's own, so a MobileNetV2 of
+    timm and of this zoo exchange weights as they are. Where LightNL stands behind a projection, its `bn3` has become
+    `bn3.0` and LightNL is `bn3.1`. The choice of an association order by shape cannot be traced by torch.fx nor
+    scripted by TorchScript; torch.compile and torch.export can.
     """
 
     def __init__(self, spec: ArchSpec, **timm_arguments: Any) -> None:
-        timm_arguments = {"num_classes": spec.classes, "drop_rate": spec.dropout} | timm_arguments
-        super().__init__(num_features=spec.head_chs, **trunk_arguments(spec), **timm_arguments)
+        own = {"num_classes": spec.classes, "drop_rate": spec.dropout, "num_features": spec.head_chs}
+        super().__init__(**(own | trunk_arguments(spec) | timm_arguments))
         self.spec = spec
         attach_nonlocal(self.blocks, spec)
 
@@ -33,7 +35,9 @@ class NetworkFeatures(EfficientNetFeatures):
     """The same network as a backbone: `features_only=True`."""
 
     def __init__(self, spec: ArchSpec, **timm_arguments: Any) -> None:
-        super().__init__(**trunk_arguments(spec), **timm_arguments)
+        levels = 1 + sum(block.stride == 2 for block in spec.blocks)
+        own = {"out_indices": tuple(range(levels))}
+        super().__init__(**(own | trunk_arguments(spec) | timm_arguments))
         self.spec = spec
         attach_nonlocal(self.blocks, spec)
 
@@ -56,7 +60,7 @@ def trunk_arguments(spec: ArchSpec) -> dict[str, Any]:
         "round_chs_fn": int,  # the spec's channels are final
         "act_layer": spec.activation,
         "norm_layer": partial(nn.BatchNorm2d, eps=spec.bn_eps, momentum=spec.bn_momentum),
-        "se_layer": partial(SqueezeExcite, rd_round_fn=squeeze_chs),
+        "se_layer": partial(SqueezeExcite, rd_round_fn=squeezed),
     }
 
 
@@ -77,9 +81,9 @@ def block_arguments(block: BlockSpec) -> dict[str, Any]:
     return arguments
 
 
-def squeeze_chs(chs: float) -> int:
-    # timm hands over mid_chs * (ratio / expand): the block's input channels * ratio, give or take an ulp
-    return max(1, int(chs + 1e-6))
+def squeezed(chs: float) -> int:
+    """timm hands over mid_chs * (ratio / expand), that is the block's input channels * ratio."""
+    return share_of(1, chs)
 
 
 def attach_nonlocal(trunk: nn.Sequential, spec: ArchSpec) -> None:

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from autonl.arch.macs import PYRAMID, cheaper_order
+from autonl.arch.macs import PYRAMID, Order, cheaper_order
 from autonl.arch.spec import OPERATORS, LightNLSpec
 from autonl.errors import refuse_name
 from autonl.nn.light_nonlocal import LightNL, compact_nonlocal
@@ -50,6 +50,7 @@ class NonLocal(nn.Module):
             return nn.Conv2d(channels, channels, 1, bias=False)
 
         self.associate = associate
+        self.order: Order | None = None
         self.pyramid = pyramid
         self.g = nn.Identity() if transforms == "none" else pointwise()
         self.theta = pointwise() if transforms in ("separate", "shared key") else None
@@ -66,12 +67,20 @@ class NonLocal(nn.Module):
         # as in compact_nonlocal, 1 / S is shared out so that no product is a bare sum over positions
         share = key.shape[-1] ** (-1 / 3)
         query, key, value = query * share, key * share, value * share
-        chs, positions, samples = x.shape[1], query.shape[-1], key.shape[-1]
-        if self.associate and cheaper_order(positions, samples, chs, chs) == "channel":
-            y = (value @ key.mT) @ query  # (N, C, S) (N, S, C) (N, C, HW) -> (N, C, HW)
+        chs = x.shape[1]
+        order = self.order or cheaper_order(query.shape[-1], key.shape[-1], chs, chs)
+        if self.associate and order == "channel":
+            gram = value @ key.mT  # (N, C, S) (N, S, C) -> (N, C, C)
+            y = gram @ query  # (N, C, C) (N, C, HW) -> (N, C, HW)
         else:
-            y = value @ (key.mT @ query)  # (N, C, S) ((N, S, C) (N, C, HW)) -> (N, C, HW)
+            affinity = key.mT @ query  # (N, S, C) (N, C, HW) -> (N, S, HW)
+            y = value @ affinity  # (N, C, S) (N, S, HW) -> (N, C, HW)
         return self.bn(self.w_z(y.unflatten(2, x.shape[-2:]))) + x
+
+    def order_at(self, height: int, width: int) -> Order:
+        chs, positions = self.bn.num_features, height * width
+        samples = sum(grid * grid for grid in self.pyramid) if self.pyramid else positions
+        return cheaper_order(positions, samples, chs, chs) if self.associate else "spatial"
 
     def attended(self, x: Tensor) -> Tensor:
         """(N, C, H, W) -> (N, C, S): all positions, or the pyramid's cells."""
@@ -89,12 +98,15 @@ class CompactNonLocal(nn.Module):
         super().__init__()
         self.compact_chs = LightNLSpec(ratio, stride).compact_chs(channels)
         self.stride = stride
+        self.order: Order | None = None
         self.w_z = nn.Conv2d(channels, channels, 1, bias=False)
         self.bn = nn.BatchNorm2d(channels, eps=bn_eps, momentum=bn_momentum)
         nn.init.zeros_(self.bn.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.bn(self.w_z(compact_nonlocal(x, self.compact_chs, self.stride))) + x
+        return self.bn(self.w_z(compact_nonlocal(x, self.compact_chs, self.stride, self.order))) + x
+
+    order_at = LightNL.order_at
 
 
 class DepthwiseBranch(nn.Module):

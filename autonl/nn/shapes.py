@@ -14,6 +14,8 @@ def output_sizes(
 
     Runs on meta tensors: nothing is computed, and neither the model nor its BN statistics are touched.
     """
+    if not names:
+        return {}
     probe = copy.deepcopy(model).to("meta").eval()
     sizes: dict[str, tuple[int, int, int]] = {}
 

@@ -66,6 +66,11 @@ def test_yaml_round_trip(spec):
     assert spec_from_dict(yaml.safe_load(yaml.safe_dump(spec_to_dict(spec)))) == spec
 
 
+def test_numbers_as_people_write_them(tmp_path):
+    (tmp_path / "arch.yaml").write_text(MINIMAL + "bn_eps: 1e-3\n")
+    assert read_arch(tmp_path / "arch.yaml").bn_eps == 0.001
+
+
 @pytest.mark.parametrize("name", ZOO)
 def test_file_round_trip(name, tmp_path):
     write_arch(zoo_arch(name), tmp_path / "arch.yaml")

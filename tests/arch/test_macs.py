@@ -1,13 +1,18 @@
 """The closed-form cost: the table of FACTS, hand-computed cases, and equality with torch's flop counter."""
 
+from dataclasses import replace
+
 import pytest
 import torch
+from hypothesis import given, settings
 from torch.utils.flop_counter import FlopCounterMode
 
+from autonl import AutoNLError
 from autonl.arch.macs import cheaper_order, count_macs, count_params, layer_costs
 from autonl.arch.spec import OPERATORS, ArchSpec, BlockSpec, LightNLSpec
 from autonl.arch.zoo import ZOO, zoo_arch
 from autonl.models import build
+from tests.arch.test_codec import specs
 from tests.conftest import prove
 
 # millions of MACs at 224, parameters
@@ -107,6 +112,26 @@ def test_params_equal_the_built_network(name, operator):
     spec = TINY if name == "tiny" else zoo_arch(name)
     spec = spec.with_operator(operator) if operator else spec
     assert sum(p.numel() for p in build(spec).parameters()) == count_params(spec)
+
+
+@settings(max_examples=prove(8, 200))
+@given(specs)
+def test_any_architecture_costs_what_its_network_costs(spec):
+    spec = replace(spec, operator="lightnl", classes=10, resolution=(40, 56))
+    assert counted(spec, [spec.resolution]) == [count_macs(spec)]
+    assert sum(p.numel() for p in build(spec).parameters()) == count_params(spec)
+
+
+@pytest.mark.parametrize("resolution", [(0, 224), (-5, 224), (224.5, 224), 224])
+def test_a_wrong_resolution_is_refused(resolution):
+    with pytest.raises(AutoNLError, match="resolution: "):
+        count_macs(TINY, resolution)
+
+
+def test_squeezed_widths_are_not_cut_by_rounding_errors():
+    assert BlockSpec(3, 1, 6, 200, se=0.29).se_chs(200) == 58  # 200 * 0.29 is 57.99999999999999 in floats
+    assert BlockSpec(3, 1, 6, 24, se=0.25).se_chs(24) == 6
+    assert BlockSpec(3, 1, 6, 24, se=0.01).se_chs(24) == 1
 
 
 def counted(spec, resolutions):
