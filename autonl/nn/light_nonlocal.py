@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from autonl.arch.macs import Order, cheaper_order, sampled
 from autonl.arch.spec import LightNLSpec, check_resolution
+from autonl.nn import kernels
 from autonl.nn.shapes import output_sizes
 
 
@@ -51,7 +52,12 @@ class LightNL(nn.Module):
 
     The cheaper one for the shape at hand is taken. `freeze_association` fixes it for one input size,
     which an exported graph needs: there a choice by shape would become a guard that refuses other sizes.
+
+    On a GPU `fused = True` lets `nn.kernels` do all of this in a few launches, always in the channel order. It is off
+    until the kernels are proven in whole networks: see docs/speed.md.
     """
+
+    fused = False
 
     def __init__(
         self, channels: int, ratio: float = 0.25, stride: int = 2, *, bn_eps: float = 1e-5, bn_momentum: float = 0.1
@@ -66,6 +72,8 @@ class LightNL(nn.Module):
         nn.init.zeros_(self.bn.weight)
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.fused and kernels.supported(x, self.depthwise, self.bn, self.compact_chs):
+            return kernels.lightnl(x, self.depthwise, self.bn, self.compact_chs, self.stride)
         y = compact_nonlocal(x, self.compact_chs, self.stride, self.order)  # (N, C, H, W)
         return self.bn(self.depthwise(y)) + x
 

@@ -1,0 +1,48 @@
+"""LightNL in a few Triton kernels instead of a dozen launches: `supported` says where, `lightnl` does it.
+
+Nothing here needs Triton until a tensor on a GPU comes along.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor, nn
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+MOST_COMPACT_CHS = 128  # the rows of G that a program holds
+MOST_IMAGES = 65535  # the third axis of a CUDA grid
+HAS_TRITON = find_spec("triton") is not None and torch.version.cuda is not None
+
+
+def supported(x: Tensor, depthwise: nn.Module, bn: nn.Module, compact_chs: int) -> bool:
+    """Whether the kernels can stand in for BN(depthwise(compact_nonlocal(x))) + x. Exported graphs are always plain."""
+    if not x.is_cuda or not HAS_TRITON or torch.compiler.is_exporting() or torch.jit.is_tracing():
+        return False
+    # a subclass, SyncBatchNorm for one, computes something else
+    if type(depthwise) is not nn.Conv2d or type(bn) is not nn.BatchNorm2d:
+        return False
+    if not bn.affine or not bn.track_running_stats or bn.running_mean is None or bn.momentum is None:
+        return False
+    if x.dtype not in DTYPES or compact_chs > MOST_COMPACT_CHS or not 0 < x.shape[0] <= MOST_IMAGES:
+        return False
+    if not (x.is_contiguous() or x.is_contiguous(memory_format=torch.channels_last)):
+        return False
+    if torch.cuda.get_device_properties(x.device).major < 8:  # the first with bfloat16
+        return False
+    positions = x.shape[2] * x.shape[3]
+    if not 0 < positions * x.shape[1] < 2**31:
+        return False
+    if bn.training:
+        return x.shape[0] * positions > 1  # nn.BatchNorm2d refuses a single value a channel, and says so
+    needs_grad = any(t.requires_grad for t in (x, depthwise.weight, bn.weight, bn.bias))
+    return not (torch.is_grad_enabled() and needs_grad)
+
+
+def lightnl(x: Tensor, depthwise: nn.Conv2d, bn: nn.BatchNorm2d, compact_chs: int, stride: int) -> Tensor:
+    """z = BN(DepthwiseConv3x3(y)) + x by the kernels; the BN's running statistics move as they do in the plain path."""
+    from autonl.nn.kernels import ops
+
+    function = ops.training if bn.training else ops.inference
+    return function(x, depthwise.weight, bn, compact_chs, stride)

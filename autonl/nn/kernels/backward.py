@@ -1,0 +1,264 @@
+# ruff: noqa: N803 - Triton writes what is known when a kernel is compiled in capitals
+"""LightNL backward in Triton. In comments P, CB and RP are a tile's positions, channels and compact channels.
+
+With M = N H W values a channel, v = (u - mean) / sqrt(variance + eps), and everything per image:
+
+    d_beta = sum dz,  d_gamma = sum dz v                                 over the batch
+    du     = gamma / sqrt(variance + eps) (dz - d_beta / M - v d_gamma / M)
+    dy[p]  = sum_t w[t] du[p - t],   dw[t] = sum_p du[p - t] y[p]        t: the nine taps; y = x_c G again
+    dG     = x_c^T dy / (H W)                                            (Cr, C)
+    dx     = dz                                                          the skip
+           + x_sc dG         at the sampled positions                    through x_s
+           + dy G^T          at the first Cr channels                    through x_c
+           + x_s dG^T        at both                                     through x_sc
+
+`norm_backward_sums` makes the first line, `depthwise_backward` the next three, `input_backward` the last.
+"""
+
+import triton
+import triton.language as tl
+
+from autonl.nn.kernels.forward import compact_tile, half_range, narrow, offsets, store_taps
+
+
+@triton.jit
+def norm_backward_sums(
+    dz,  # (images, C, positions) in either memory format
+    u,
+    mean,  # (C,)
+    variance,
+    sums,  # (chunks, 3, C) float32: a chunk's sums of dz, dz v and dz^2
+    positions,
+    chunk,  # positions a program
+    eps,
+    CHS: tl.constexpr,
+    CHANNELS_LAST: tl.constexpr,
+    P: tl.constexpr,
+    CB: tl.constexpr,
+):
+    """Channels-last maps come in as one long image."""
+    channel = tl.program_id(1) * CB + tl.arange(0, CB)
+    real = channel < CHS
+    centre = tl.load(mean + channel, mask=real, other=0.0)
+    inverse = tl.rsqrt(tl.load(variance + channel, mask=real, other=1.0) + eps)
+    image = tl.program_id(2).to(tl.int64) * positions * CHS
+    plain_sum = tl.zeros((P, CB), dtype=tl.float32)
+    scaled_sum = tl.zeros((P, CB), dtype=tl.float32)
+    square_sum = tl.zeros((P, CB), dtype=tl.float32)
+    begin = tl.program_id(0) * chunk
+    for start in range(begin, tl.minimum(begin + chunk, positions), P):
+        position = start + tl.arange(0, P)
+        inside = (position < positions)[:, None] & real[None, :]
+        place = image + offsets(position.to(tl.int64), channel, positions, CHS, CHANNELS_LAST)
+        slope = tl.load(dz + place, mask=inside, other=0.0).to(tl.float32)
+        value = tl.load(u + place, mask=inside, other=0.0).to(tl.float32)
+        plain_sum += slope
+        scaled_sum += slope * (value - centre[None, :])
+        square_sum += slope * slope
+    out = sums + (tl.program_id(2) * tl.num_programs(0) + tl.program_id(0)) * (3 * CHS) + channel
+    tl.store(out, tl.sum(plain_sum, axis=0), mask=real)
+    tl.store(out + CHS, tl.sum(scaled_sum, axis=0) * inverse, mask=real)
+    tl.store(out + 2 * CHS, tl.sum(square_sum, axis=0), mask=real)
+
+
+@triton.jit
+def sum_rows(matrix, out, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """(rows, columns) -> (columns,)."""
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    real = column < columns
+    total = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
+    for start in range(0, rows, ROWS):
+        row = start + tl.arange(0, ROWS)
+        pointer = matrix + row[:, None].to(tl.int64) * columns + column[None, :]
+        total += tl.load(pointer, mask=(row < rows)[:, None] & real[None, :], other=0.0)
+    tl.store(out + column, tl.sum(total, axis=0), mask=real)
+
+
+@triton.jit
+def depthwise_backward(
+    dz,  # (N, C, H, W) in either memory format
+    u,
+    x,
+    gram,  # (N, Cr, C) float32
+    weight,  # (C, 1, 3, 3)
+    gamma,  # (C,)
+    mean,
+    variance,
+    sums,  # (3, C) float32: d_beta, d_gamma, sum of dz^2
+    dy,  # like x
+    d_gram,  # (N, bands, Cr, C) float32: a band's x_c^T dy
+    d_taps,  # (N, bands, 9, C) float32: a band's dw
+    scratch,  # (programs, band + 2 halo, CB): du / steep; float16 where x has 16 bits, as are the next two
+    y_scratch,  # (programs, band, CB): y / factor
+    taps_scratch,  # (programs, 9, CB): the depthwise kernels
+    height,
+    width,
+    band,  # positions a program makes
+    halo,  # positions of du it needs before and after
+    count,  # N H W
+    eps,
+    rows_below,  # 2: a run-time bound keeps the loop over the kernel's rows rolled
+    CHS: tl.constexpr,
+    COMPACT: tl.constexpr,
+    CHANNELS_LAST: tl.constexpr,
+    P: tl.constexpr,
+    CB: tl.constexpr,
+    RP: tl.constexpr,
+):
+    """From dz to dy, dw and dG, for one block of channels of a band of an image."""
+    positions = height * width
+    image = tl.program_id(2).to(tl.int64)
+    begin = tl.program_id(1) * band
+    end = tl.minimum(begin + band, positions)
+    first = begin - halo  # the position that the scratch starts with
+    column = tl.arange(0, CB)
+    channel = tl.program_id(0) * CB + column
+    real = channel < CHS
+    compact = tl.arange(0, RP)
+    both = (compact < COMPACT)[:, None] & real[None, :]
+    dz += image * positions * CHS
+    u += image * positions * CHS
+    x += image * positions * CHS
+    dy += image * positions * CHS
+    entry = image * tl.num_programs(1) + tl.program_id(1)
+    program = entry * tl.num_programs(0) + tl.program_id(0)
+    scratch += program * (band + 2 * halo) * CB
+    y_scratch += program * band * CB
+    taps_scratch += program * (9 * CB)
+
+    inverse = tl.rsqrt(tl.load(variance + channel, mask=real, other=1.0) + eps)
+    size = tl.sqrt(tl.load(sums + 2 * CHS + channel, mask=real, other=0.0) / count)  # rms of dz
+    size = tl.where(size > 0, size, 1.0)
+    # du / steep = dz / size - drift u - level: in units of dz's own size it suits float16
+    drift = inverse * tl.load(sums + CHS + channel, mask=real, other=0.0) / count / size
+    level = tl.load(sums + channel, mask=real, other=0.0) / count / size
+    level -= drift * tl.load(mean + channel, mask=real, other=0.0)
+    steep = tl.load(gamma + channel, mask=real, other=0.0).to(tl.float32) * inverse * size
+    for start in range(first, end + halo, P):
+        position = start + tl.arange(0, P)
+        there = (position >= 0) & (position < positions) & (position < end + halo)
+        inside = there[:, None] & real[None, :]
+        place = offsets(position, channel, positions, CHS, CHANNELS_LAST)
+        du = tl.load(dz + place, mask=inside, other=0.0).to(tl.float32) / size[None, :]
+        du -= tl.load(u + place, mask=inside, other=0.0).to(tl.float32) * drift[None, :] + level[None, :]
+        pointer = scratch + (position - first)[:, None] * CB + column[None, :]
+        tl.store(pointer, half_range(du, 7000.0, scratch.dtype.element_ty), mask=there[:, None])
+    largest, _ = store_taps(taps_scratch, weight, channel, CHS, CB)
+    tl.debug_barrier()
+
+    image_gram = gram + image * (COMPACT * CHS) + compact[:, None] * CHS + channel[None, :]
+    factors, factor = narrow(tl.load(image_gram, mask=both, other=0.0), y_scratch.dtype.element_ty)  # (RP, CB)
+    dg = tl.zeros((RP, CB), dtype=tl.float32)
+    for start in range(begin, end, P):
+        position = start + tl.arange(0, P)
+        row = position // width
+        col = position - row * width
+        here = (position < end)[:, None]
+        total = tl.zeros((P, CB), dtype=scratch.dtype.element_ty)
+        for down in range(-1, rows_below):
+            # the value at p - t: a tap to the right reads from the left
+            there = (row - down >= 0) & (row - down < height) & (position < end)
+            source = scratch + (position - down * width - first)[:, None] * CB + column[None, :]
+            taps = taps_scratch + (down + 1) * (3 * CB) + column
+            right = tl.load(source + CB, mask=(there & (col < width - 1))[:, None], other=0.0)
+            middle = tl.load(source, mask=there[:, None], other=0.0)
+            left = tl.load(source - CB, mask=(there & (col > 0))[:, None], other=0.0)
+            total += right * tl.load(taps)[None, :]
+            total += middle * tl.load(taps + CB)[None, :]
+            total += left * tl.load(taps + 2 * CB)[None, :]
+        slope_narrow = (total.to(tl.float32) * (largest * steep)[None, :]).to(x.dtype.element_ty)  # dy: (P, CB)
+        place = offsets(position, channel, positions, CHS, CHANNELS_LAST)
+        tl.store(dy + place, slope_narrow, mask=here & real[None, :])
+        x_c = compact_tile(x, position, compact, position < end, positions, CHS, COMPACT, CHANNELS_LAST)  # (P, RP)
+        dg = tl.dot(tl.trans(x_c), slope_narrow, dg, input_precision="ieee")  # (RP, P) (P, CB) -> (RP, CB)
+        x_c = half_range(x_c, 65504.0, y_scratch.dtype.element_ty)
+        y = tl.dot(x_c, factors, input_precision="ieee")  # (P, RP) (RP, CB) -> (P, CB)
+        pointer = y_scratch + (position - begin)[:, None] * CB + column[None, :]
+        tl.store(pointer, half_range(y, 7000.0, y_scratch.dtype.element_ty), mask=here)
+    tl.store(d_gram + entry * (COMPACT * CHS) + compact[:, None] * CHS + channel[None, :], dg, mask=both)
+    tl.debug_barrier()
+
+    # a row of the kernel at a time, so that three sums and not nine are held at every position of the tile
+    for down in range(-1, rows_below):
+        right_sum = tl.zeros((P, CB), dtype=tl.float32)
+        middle_sum = tl.zeros((P, CB), dtype=tl.float32)
+        left_sum = tl.zeros((P, CB), dtype=tl.float32)
+        for start in range(begin, end, P):
+            position = start + tl.arange(0, P)
+            row = position // width
+            col = position - row * width
+            there = (row - down >= 0) & (row - down < height) & (position < end)
+            source = scratch + (position - down * width - first)[:, None] * CB + column[None, :]
+            right = tl.load(source + CB, mask=(there & (col < width - 1))[:, None], other=0.0)
+            middle = tl.load(source, mask=there[:, None], other=0.0)
+            left = tl.load(source - CB, mask=(there & (col > 0))[:, None], other=0.0)
+            y_pointer = y_scratch + (position - begin)[:, None] * CB + column[None, :]
+            y = tl.load(y_pointer, mask=(position < end)[:, None], other=0.0).to(tl.float32)
+            right_sum += right.to(tl.float32) * y
+            middle_sum += middle.to(tl.float32) * y
+            left_sum += left.to(tl.float32) * y
+        out = d_taps + entry * (9 * CHS) + (down + 1) * (3 * CHS) + channel
+        tl.store(out, tl.sum(right_sum, axis=0) * factor * steep, mask=real)
+        tl.store(out + CHS, tl.sum(middle_sum, axis=0) * factor * steep, mask=real)
+        tl.store(out + 2 * CHS, tl.sum(left_sum, axis=0) * factor * steep, mask=real)
+
+
+@triton.jit
+def input_backward(
+    dz,  # (N, C, H, W) in either memory format
+    x,
+    gram,  # (N, Cr, C) float32
+    d_gram,  # (N, bands, Cr, C) float32
+    dx,  # like x; holds dy, which dx replaces
+    height,
+    width,
+    bands,
+    CHS: tl.constexpr,
+    COMPACT: tl.constexpr,
+    STRIDE: tl.constexpr,
+    CHANNELS_LAST: tl.constexpr,
+    P: tl.constexpr,
+    CB: tl.constexpr,
+    RP: tl.constexpr,
+):
+    """From dy and dG to dx, for a tile of positions and all channels."""
+    positions = height * width
+    image = tl.program_id(1).to(tl.int64)
+    dz += image * positions * CHS
+    x += image * positions * CHS
+    dx += image * positions * CHS
+    gram += image * (COMPACT * CHS)
+    d_gram += image * bands * (COMPACT * CHS)
+    position = tl.program_id(0) * P + tl.arange(0, P)
+    row = position // width
+    col = position - row * width
+    here = (position < positions)[:, None]
+    sampled = (position < positions) & (row % STRIDE == 0) & (col % STRIDE == 0)
+    compact = tl.arange(0, RP)
+    few = compact < COMPACT
+    compact_place = offsets(position, compact, positions, CHS, CHANNELS_LAST)
+    x_sc = compact_tile(x, position, compact, sampled, positions, CHS, COMPACT, CHANNELS_LAST)  # (P, RP)
+    compact_dx = tl.zeros((P, RP), dtype=tl.float32)
+    for block in range(0, CHS, CB):
+        channel = block + tl.arange(0, CB)
+        real = channel < CHS
+        both = few[:, None] & real[None, :]
+        matrix = compact[:, None] * CHS + channel[None, :]
+        factors, factor = narrow(tl.load(gram + matrix, mask=both, other=0.0), x.dtype.element_ty)  # (RP, CB)
+        total = tl.zeros((RP, CB), dtype=tl.float32)
+        for band in range(0, bands):
+            total += tl.load(d_gram + band * (COMPACT * CHS) + matrix, mask=both, other=0.0)
+        slopes, steepness = narrow(total / positions, x.dtype.element_ty)  # (RP, CB)
+        place = offsets(position, channel, positions, CHS, CHANNELS_LAST)
+        dy = tl.load(dx + place, mask=here & real[None, :], other=0.0)  # (P, CB)
+        x_s = tl.load(x + place, mask=sampled[:, None] & real[None, :], other=0.0)  # (P, CB)
+        skip = tl.load(dz + place, mask=here & real[None, :], other=0.0).to(tl.float32)
+        through_x_s = tl.dot(x_sc, slopes, input_precision="ieee") * steepness  # (P, RP) (RP, CB) -> (P, CB)
+        compact_dx += tl.dot(dy, tl.trans(factors), input_precision="ieee") * factor  # (P, CB) (CB, RP)
+        compact_dx += tl.dot(x_s, tl.trans(slopes), input_precision="ieee") * steepness
+        tl.debug_barrier()  # dy is read: dx takes its place
+        tl.store(dx + place, (skip + through_x_s).to(dx.dtype.element_ty), mask=here & real[None, :])
+    tl.debug_barrier()
+    inside = here & few[None, :]
+    compact_dx += tl.load(dx + compact_place, mask=inside, other=0.0).to(tl.float32)
+    tl.store(dx + compact_place, compact_dx.to(dx.dtype.element_ty), mask=inside)

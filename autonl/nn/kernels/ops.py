@@ -1,0 +1,130 @@
+"""The kernels as operators: for torch.compile through torch.library, in eager mode without its overhead."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.library import triton_op, wrap_triton
+
+from autonl.nn.kernels import launch
+
+
+def inference(x: Tensor, weight: Tensor, bn: nn.BatchNorm2d, compact_chs: int, stride: int) -> Tensor:
+    mean, variance, _ = running_statistics(bn)
+    arguments = (x, weight, bn.weight, bn.bias, mean, variance, compact_chs, stride, bn.eps)
+    return launch.inference(*arguments) if is_plain(x) else lightnl_inference(*arguments)
+
+
+def training(x: Tensor, weight: Tensor, bn: nn.BatchNorm2d, compact_chs: int, stride: int) -> Tensor:
+    running = running_statistics(bn)
+    momentum = bn.momentum or 0.0
+    if is_plain(x):
+        return Training.apply(x, weight, bn.weight, bn.bias, running, momentum, compact_chs, stride, bn.eps)
+    # an operator with a gradient must not change its inputs: the running statistics move out here
+    z, _, _, mean, variance = lightnl_training(x, weight, bn.weight, bn.bias, compact_chs, stride, bn.eps)
+    count = x.shape[0] * x.shape[2] * x.shape[3]
+    running_mean, running_variance, batches_tracked = running
+    with torch.no_grad():
+        batches_tracked.add_(1)
+        running_mean.lerp_(mean.to(running_mean.dtype), momentum)
+        running_variance.lerp_((variance * (count / (count - 1))).to(running_variance.dtype), momentum)
+    return z
+
+
+def running_statistics(bn: nn.BatchNorm2d) -> tuple[Tensor, Tensor, Tensor]:
+    mean, variance, batches = bn.running_mean, bn.running_var, bn.num_batches_tracked
+    if mean is None or variance is None or batches is None:
+        raise ValueError("a BatchNorm2d without running statistics goes the plain path: see kernels.supported")
+    return mean, variance, batches
+
+
+def is_plain(x: Tensor) -> bool:
+    """A tensor with memory behind it: not being traced or compiled, no subclass."""
+    return not torch.compiler.is_compiling() and type(x) in (Tensor, nn.Parameter)
+
+
+class Training(torch.autograd.Function):
+    """Eager mode: one node, and running statistics moved by the kernel that has the new ones at hand."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        gamma: Tensor,
+        beta: Tensor,
+        running: tuple[Tensor, Tensor, Tensor],
+        momentum: float,
+        compact_chs: int,
+        stride: int,
+        eps: float,
+    ) -> Tensor:
+        z, *saved = launch.training(x, weight, gamma, beta, compact_chs, stride, eps, running, momentum)
+        ctx.save_for_backward(x, *saved, weight, gamma)
+        ctx.stride, ctx.eps = stride, eps
+        return z
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dz: Tensor) -> tuple[Any, ...]:
+        x, u, gram, mean, variance, weight, gamma = ctx.saved_tensors
+        dx, d_weight, sums = launch.training_backward(
+            dz, x, u, gram, mean, variance, weight, gamma, ctx.stride, ctx.eps
+        )
+        return dx, d_weight, sums[1].to(gamma.dtype), sums[0].to(gamma.dtype), None, None, None, None, None
+
+
+@triton_op("autonl::lightnl_inference", mutates_args=())
+def lightnl_inference(
+    x: Tensor,
+    weight: Tensor,
+    gamma: Tensor,
+    beta: Tensor,
+    mean: Tensor,
+    variance: Tensor,
+    compact_chs: int,
+    stride: int,
+    eps: float,
+) -> Tensor:
+    return launch.inference(x, weight, gamma, beta, mean, variance, compact_chs, stride, eps, wrap=wrap_triton)
+
+
+@triton_op("autonl::lightnl_training", mutates_args=())
+def lightnl_training(
+    x: Tensor, weight: Tensor, gamma: Tensor, beta: Tensor, compact_chs: int, stride: int, eps: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    return launch.training(x, weight, gamma, beta, compact_chs, stride, eps, wrap=wrap_triton)
+
+
+@triton_op("autonl::lightnl_training_backward", mutates_args=())
+def lightnl_training_backward(
+    dz: Tensor,
+    x: Tensor,
+    u: Tensor,
+    gram: Tensor,
+    mean: Tensor,
+    variance: Tensor,
+    weight: Tensor,
+    gamma: Tensor,
+    stride: int,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    return launch.training_backward(dz, x, u, gram, mean, variance, weight, gamma, stride, eps, wrap=wrap_triton)
+
+
+def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    x, weight, gamma, _, _, ctx.stride, ctx.eps = inputs
+    ctx.save_for_backward(x, *output[1:], weight, gamma)
+    ctx.mark_non_differentiable(*output[1:])
+
+
+def backward(ctx: Any, dz: Tensor, *unused: Tensor) -> tuple[Any, ...]:
+    dx, d_weight, sums = lightnl_training_backward(dz, *ctx.saved_tensors, ctx.stride, ctx.eps)
+    dtype = ctx.saved_tensors[-1].dtype
+    return dx, d_weight, sums[1].to(dtype), sums[0].to(dtype), None, None, None
+
+
+lightnl_training.register_autograd(backward, setup_context=setup_context)

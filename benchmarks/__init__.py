@@ -1,0 +1,102 @@
+"""How fast it is: `python -m benchmarks.lightnl` and `python -m benchmarks.networks`, both on a CUDA GPU."""
+
+from __future__ import annotations
+
+import csv
+import multiprocessing
+import os
+import platform
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor, wait
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+RESULTS = Path(__file__).parent / "results"
+DOC = Path(__file__).parent.parent / "docs" / "speed.md"
+
+
+def environment() -> dict[str, str]:
+    """What a number was measured with: columns of every row."""
+    import triton
+
+    values = (torch.cuda.get_device_name(), torch.__version__, triton.__version__, platform.python_version())
+    return dict(zip(environment_keys(), values, strict=True))
+
+
+def environment_keys() -> tuple[str, ...]:
+    return ("gpu", "torch", "triton", "python")
+
+
+def write_rows(name: str, rows: Sequence[dict[str, Any]], folder: Path = RESULTS) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.csv"
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]) + list(environment()), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(row | environment() for row in rows)
+    return path
+
+
+def write_table(name: str, columns: Sequence[str], folder: Path = RESULTS) -> None:
+    """Put the columns of a CSV into docs/speed.md as a table, between its marks."""
+    with (folder / f"{name}.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    made_with = ", ".join(f"{key} {rows[0][key]}" for key in environment_keys())
+    lines = ["| " + " | ".join(columns) + " |", "|" + " --- |" * len(columns)]
+    lines += ["| " + " | ".join(row[column] for column in columns) + " |" for row in rows]
+    before, rest = DOC.read_text().split(f"<!-- {name} -->\n")
+    after = rest.split(f"<!-- /{name} -->\n")[1]
+    table = "\n".join([made_with, "", *lines])
+    DOC.write_text(f"{before}<!-- {name} -->\n{table}\n<!-- /{name} -->\n{after}")
+
+
+def events_us(function: Callable[[], object], repeats: int = 20) -> float:
+    """Median time of one call by device events, launches included as a user sees them."""
+    times = []
+    for _ in range(repeats):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        function()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) * 1000)
+    return median(times)
+
+
+def eager_us(function: Callable[[Any], object], inputs: Sequence[Any]) -> float:
+    """Time a call as a user runs it, over inputs that together do not fit in the cache."""
+    for value in inputs:
+        function(value)
+    torch.cuda.synchronize()
+    return events_us(lambda: [function(value) for value in inputs]) / len(inputs)
+
+
+def graph_us(function: Callable[[Any], object], inputs: Sequence[Any]) -> float:
+    """The same inside one CUDA graph: device time without launch gaps."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for value in inputs:
+            function(value)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        kept = [function(value) for value in inputs]
+    graph.replay()
+    torch.cuda.synchronize()
+    time = events_us(graph.replay) / len(inputs)
+    del kept
+    return time
+
+
+def compile_ahead(function: Callable[..., object], calls: Sequence[tuple[Any, ...]]) -> None:
+    """Make the calls in processes of their own, all at once, for the compilers' caches on disk; results are dropped.
+
+    One after the other the compilations take minutes. A call that fails here fails again where it is timed.
+    """
+    processes = min(len(calls), os.cpu_count() or 1)
+    with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
+        wait([pool.submit(function, *call) for call in calls])

@@ -1,0 +1,131 @@
+"""LightNL alone at AutoNL-L's eleven shapes: plain, compiled and fused against the memory floor.
+
+    python -m benchmarks.lightnl [--out benchmarks/results] [--no-compile]
+    python -m benchmarks.lightnl --doc          the table in docs/speed.md from the CSV, without a GPU
+
+bf16 (weights too in inference, autocast in training), channels-last, batch 256, medians, over fresh random inputs that
+together exceed the cache. A step is forward and backward with train-mode BN. `floor` is the time to read x once and
+write z once at 4.3 TB/s; `error` is norm-wise against float64, of fused outputs written over poisoned memory. Columns
+with `_graph` are timed in a CUDA graph, the others as a user runs it.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from autonl.nn.light_nonlocal import LightNL
+from benchmarks import RESULTS, compile_ahead, eager_us, graph_us, write_rows, write_table
+
+# map, channels, ratio, stride
+SHAPES = (
+    (56, 24, 0.25, 1),
+    (56, 24, 0.25, 2),
+    (28, 40, 0.25, 1),
+    (28, 40, 0.25, 2),
+    (14, 80, 0.25, 1),
+    (14, 80, 0.125, 2),
+    (14, 96, 0.25, 1),
+    (14, 96, 0.25, 2),
+    (7, 192, 0.25, 1),
+    (7, 192, 0.125, 1),
+    (7, 320, 0.25, 1),
+)
+BATCH = 256
+BANDWIDTH = 4.3e12  # bytes a second that a device-to-device copy moves on an H200, measured
+CACHE = 200e6  # bytes, a few times the L2
+
+
+TIMED = [f"{mode}_{name}_us" for mode in ("inference", "step") for name in ("plain", "compiled", "fused")]
+TABLE = ("map", "channels", "ratio", "stride", "floor_us", "error", "inference_fused_graph_us", *TIMED)
+
+
+def random_block(chs: int, ratio: float, stride: int) -> LightNL:
+    block = LightNL(chs, ratio, stride).cuda()
+    nn.init.normal_(block.bn.weight)
+    nn.init.normal_(block.bn.bias)
+    block.bn.running_var.uniform_(0.5, 2.0)
+    block.fused = True
+    return block
+
+
+def poison() -> None:
+    """Fill the allocator's free memory with NaN, so that an element nobody writes shows."""
+    junk = torch.full((2**28,), float("nan"), device="cuda")
+    del junk
+
+
+def error(block: LightNL, x: Tensor) -> float:
+    poison()
+    out = block(x).double()
+    plain = LightNL(block.bn.num_features, block.compactness.ratio, block.stride).cuda().double()
+    plain.load_state_dict(block.state_dict())
+    plain.fused = False
+    expected = plain.eval()(x.double())
+    return ((out - expected).norm() / expected.norm()).item()
+
+
+def measure(size: int, chs: int, ratio: float, stride: int, compiled: bool) -> dict[str, Any]:
+    block = random_block(chs, ratio, stride)
+    x_bytes = BATCH * chs * size * size * 2
+    inputs = [
+        torch.randn(BATCH, chs, size, size, device="cuda", dtype=torch.bfloat16).to(memory_format=torch.channels_last)
+        for _ in range(max(4, int(CACHE / x_bytes)))
+    ]
+    row: dict[str, Any] = {"map": size, "channels": chs, "ratio": ratio, "stride": stride, "batch": BATCH}
+    row["floor_us"] = 2 * x_bytes / BANDWIDTH * 1e6
+
+    def inference(function: Any) -> Any:
+        return lambda x: function(x)
+
+    def step(function: Any) -> Any:
+        def run(x: Tensor) -> Tensor:
+            with torch.autocast("cuda", torch.bfloat16, cache_enabled=False):  # a cached cast would outlive a graph
+                z = function(x)
+            return torch.autograd.grad(z, (x, *block.parameters()), x.detach())[0]
+
+        return run
+
+    with torch.no_grad():
+        row["error"] = error(block.eval(), inputs[0])
+    for mode in ("inference", "step"):
+        training = mode == "step"
+        block.train(training).to(torch.float32 if training else torch.bfloat16)
+        for x in inputs:
+            x.requires_grad_(training)
+        make = step if training else inference
+        with torch.set_grad_enabled(training):
+            for name in ("plain", "fused") + (("compiled",) if compiled else ()):
+                block.fused = name == "fused"
+                torch.compiler.reset()
+                function = make(torch.compile(block) if name == "compiled" else block)
+                row[f"{mode}_{name}_us"] = eager_us(function, inputs)
+                row[f"{mode}_{name}_graph_us"] = graph_us(function, inputs)
+    return {name: round(value, 5) if isinstance(value, float) else value for name, value in row.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
+    parser.add_argument("--doc", action="store_true", help="only write the table in docs/speed.md from the CSV")
+    arguments = parser.parse_args()
+    if arguments.doc:
+        return write_table("speed_lightnl", TABLE, arguments.out)
+    calls = [(*shape, not arguments.no_compile) for shape in SHAPES]
+    compile_ahead(measure, calls)
+    torch.manual_seed(0)
+    rows = []
+    for *shape, compiled in calls:
+        rows.append(row := measure(*shape, compiled))
+        times = " ".join(f"{k.replace('_us', '')} {v:.1f}" for k, v in row.items() if k.endswith("_us"))
+        print(*shape, f"error {row['error']:.1e}", times, flush=True)
+    print(write_rows("speed_lightnl", rows, arguments.out))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""Images a second and peak memory of whole networks, one run: AutoNL with its kernels, without them, and rivals.
+
+    python -m benchmarks.networks [autonl_l autonl_s ...] [--out benchmarks/results] [--batch 512] [--no-compile]
+    python -m benchmarks.networks --doc         the table in docs/speed.md from the CSV, without a GPU
+
+Training (forward, cross-entropy, backward, SGD step) and inference at 224, bf16 (autocast in training, weights too in
+inference), channels-last, medians. `bare` is the network with its LightNL blocks taken out: the ceiling.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from autonl.models import create_model
+from autonl.nn.light_nonlocal import LightNL
+from benchmarks import RESULTS, compile_ahead, events_us, write_rows, write_table
+
+BASELINE = "timm:mobilenetv2_100"
+
+
+VARIANTS = ("kernels", "plain", "bare")
+TABLE = ("network", "variant", "mode", "compiled", "batch", "images_per_s", "peak_gib")
+
+
+def build(ref: str, variant: str) -> nn.Module:
+    """A network: its LightNL blocks with kernels, on the plain path, or taken out. `variant` "" leaves it alone."""
+    model = create_model(ref)
+    for parent in list(model.modules()):
+        for name, block in parent.named_children():
+            if isinstance(block, LightNL):
+                nn.init.ones_(block.bn.weight)  # as after training: at zero, the branch would be all zeros
+                block.fused = variant == "kernels"
+                if variant == "bare":
+                    setattr(parent, name, nn.Identity())
+    return model
+
+
+def train_step(model: nn.Module, batch: int, compiled: bool) -> Callable[[], None]:
+    model = model.cuda().to(memory_format=torch.channels_last).train()
+    optimiser = torch.optim.SGD(model.parameters(), lr=1e-3)
+    images = torch.randn(batch, 3, 224, 224, device="cuda").to(memory_format=torch.channels_last)
+    labels = torch.randint(0, 1000, (batch,), device="cuda")
+    function: Any = torch.compile(model) if compiled else model
+
+    def step() -> None:
+        optimiser.zero_grad()
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = F.cross_entropy(function(images), labels)
+        loss.backward()
+        optimiser.step()
+
+    return step
+
+
+def inference(model: nn.Module, batch: int, compiled: bool) -> Callable[[], None]:
+    model = model.cuda().to(memory_format=torch.channels_last, dtype=torch.bfloat16).eval()
+    images = torch.randn(batch, 3, 224, 224, device="cuda", dtype=torch.bfloat16)
+    images = images.to(memory_format=torch.channels_last)
+    function: Any = torch.compile(model) if compiled else model
+
+    @torch.inference_mode()
+    def run() -> None:
+        function(images)
+
+    return run
+
+
+def measure(ref: str, variant: str, mode: str, batch: int, compiled: bool) -> dict[str, Any]:
+    torch.compiler.reset()
+    model = build(ref, variant)
+    function = (train_step if mode == "train" else inference)(model, batch, compiled)
+    for _ in range(3):
+        function()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    images_per_second = batch / events_us(function, repeats=10) * 1e6
+    memory = torch.cuda.max_memory_allocated() / 2**30
+    return {
+        "network": ref,
+        "variant": variant,
+        "mode": mode,
+        "compiled": compiled,
+        "batch": batch,
+        "images_per_s": round(images_per_second),
+        "peak_gib": round(memory, 2),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("networks", nargs="*", default=["autonl_l", "autonl_s"])
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--batch", type=int, default=512)
+    parser.add_argument("--modes", nargs="+", default=["train", "inference"])
+    parser.add_argument("--variants", nargs="+", default=VARIANTS)
+    parser.add_argument("--no-compile", action="store_true")
+    parser.add_argument("--doc", action="store_true", help="only write the table in docs/speed.md from the CSV")
+    arguments = parser.parse_args()
+    if arguments.doc:
+        return write_table("speed_networks", TABLE, arguments.out)
+    kinds = [(ref, variant) for ref in arguments.networks for variant in arguments.variants] + [(BASELINE, "")]
+    calls = [
+        (*kind, mode, arguments.batch, compiled)
+        for mode in arguments.modes
+        for compiled in ((False,) if arguments.no_compile else (False, True))
+        for kind in kinds
+    ]
+    compile_ahead(measure, [call for call in calls if call[-1]] or calls)
+    rows: list[dict[str, Any]] = []
+    for call in calls:
+        rows.append(measure(*call))
+        print(*rows[-1].values(), flush=True)
+        write_rows("speed_networks", rows, arguments.out)
+
+
+if __name__ == "__main__":
+    main()
