@@ -4,14 +4,18 @@ BIN := .venv/bin
 # one thread a process: two torch jobs with two threads each on two cores are many times slower
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: test prove check format clean
+.PHONY: search test prove check format clean
+
+# find, train and judge a network on the embedded digits
+search: .venv/ready
+	OMP_NUM_THREADS=$$(nproc) $(BIN)/python examples/digits.py
 
 test: check
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2
 
 # the same tests with large numbers: thousands of mutations, dozens of kills, many seeds
 prove: check
-	AUTONL_PROVE=1 $(BIN)/python -m pytest
+	AUTONL_PROVE=1 $(BIN)/python -m pytest -n 2
 
 check: .venv/ready
 	$(BIN)/ruff check .

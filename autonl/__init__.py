@@ -11,6 +11,7 @@ from autonl.models import create_model, resolve
 from autonl.nn.insertion import insert_lightnl
 from autonl.nn.light_nonlocal import LightNL, freeze_association
 from autonl.version import __version__
+from autonl.weights import load
 
 __all__ = [
     "ArchSpec",
@@ -24,6 +25,7 @@ __all__ = [
     "create_model",
     "freeze_association",
     "insert_lightnl",
+    "load",
     "read_arch",
     "resolve",
     "write_arch",

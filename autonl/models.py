@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import timm
+import yaml
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.models import build_model_with_cfg, register_model
 from timm.models._builder import pretrained_cfg_for_features
+from timm.models._efficientnet_builder import resolve_bn_args
 from torch import nn
 
 from autonl.arch.codec import read_arch
@@ -20,6 +23,7 @@ from autonl.nn.network import Network, NetworkFeatures
 
 TIMM_PREFIX = "timm:"
 ARCH_FILE = "arch.yaml"
+RUN_FILE = "run.yaml"  # in a run folder: the REF and timm's arguments that the network was made with
 
 Ref = str | os.PathLike[str] | ArchSpec
 
@@ -37,17 +41,20 @@ def resolve(ref: Ref) -> ArchSpec | str:
     if text in ZOO:
         return zoo_arch(text)
     path = Path(text)
-    if path.is_dir():
-        if not (path / ARCH_FILE).is_file():
-            raise AutoNLError(f"{text}: the folder holds no {ARCH_FILE}; a run folder does")
-        return read_arch(path / ARCH_FILE)
-    if path.is_file() or path.suffix in (".yaml", ".yml"):
+    if text and os.path.isdir(text):
+        if (path / ARCH_FILE).is_file():
+            return read_arch(path / ARCH_FILE)
+        origin = read_run(path).get("ref")
+        if isinstance(origin, str) and origin.startswith(TIMM_PREFIX):
+            return resolve(origin)
+        raise AutoNLError(f"{text}: the folder holds no {ARCH_FILE}; a run folder does")
+    if os.path.isfile(text) or path.suffix in (".yaml", ".yml"):
         return read_arch(path)
     refuse_name("network (zoo name, arch.yaml, run folder or timm:NAME)", text, ZOO)
 
 
 def create_model(ref: Ref, *, pretrained: bool = False, **timm_arguments: Any) -> nn.Module:
-    """The network that a REF names, with fresh weights.
+    """The network that a REF names, with fresh weights; a run folder's with the arguments it was trained with.
 
     Keyword arguments are timm's: `num_classes`, `in_chans`, `drop_rate`, `drop_path_rate`, `features_only`,
     `out_indices`, `output_stride`, `global_pool`, `pad_type` ...
@@ -55,6 +62,7 @@ def create_model(ref: Ref, *, pretrained: bool = False, **timm_arguments: Any) -
         model = autonl.create_model("autonl_l", num_classes=10)
     """
     target = resolve(ref)
+    timm_arguments = run_arguments(ref) | timm_arguments
     if isinstance(target, str):
         return timm.create_model(target, pretrained=pretrained, **timm_arguments)
     if pretrained:
@@ -62,8 +70,32 @@ def create_model(ref: Ref, *, pretrained: bool = False, **timm_arguments: Any) -
     return build(target, **timm_arguments)
 
 
+def read_run(folder: Path) -> dict[str, Any]:
+    """What a run folder tells of itself; nothing where it tells nothing."""
+    try:
+        content = yaml.safe_load((folder / RUN_FILE).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, yaml.YAMLError, ValueError) as error:
+        raise AutoNLError(f"{folder / RUN_FILE}: cannot be read: {' '.join(str(error).split())[:200]}") from None
+    return content if isinstance(content, dict) else {}
+
+
+def run_arguments(ref: Ref) -> dict[str, Any]:
+    """timm's arguments that the network of a run folder was made with; none for any other REF."""
+    if isinstance(ref, ArchSpec) or ref in ZOO or not os.path.isdir(ref):
+        return {}
+    arguments = read_run(Path(ref)).get("model", {})
+    return arguments if isinstance(arguments, dict) else {}
+
+
 def build(spec: ArchSpec, **timm_arguments: Any) -> nn.Module:
-    """The network of a spec; `features_only=True` gives the backbone, timm's other feature classes included."""
+    """The network of a spec; `features_only=True` gives the backbone, `feature_cls` "getter" or "hook" timm's own.
+
+    `bn_eps` and `bn_momentum` of timm change the spec's, LightNL's BN included.
+    """
+    bn = resolve_bn_args(timm_arguments)
+    spec = replace(spec, **{f"bn_{name}": value for name, value in bn.items()})
     own_features = timm_arguments.get("features_only") and "feature_cls" not in timm_arguments
     if own_features:
         del timm_arguments["features_only"]

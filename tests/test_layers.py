@@ -28,7 +28,13 @@ ALLOWED = {
 TOP = {"__init__", "__main__", "cli"}  # may import everything below them
 
 # package -> the parts of autonl that alone may import it
-CONFINED = {"typer": {"cli"}, "rich": {"cli"}, "lightning": {"train"}, "mlxtend": {"data"}}
+CONFINED = {
+    "typer": {"cli"},
+    "rich": {"cli"},
+    "lightning": {"train"},
+    "mlxtend": {"data"},
+    "matplotlib": {"search", "segment", "cam"},
+}
 ARCH_MAY_IMPORT = {"autonl", "yaml", *sys.stdlib_module_names}
 
 

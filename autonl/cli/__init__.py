@@ -1,13 +1,16 @@
 """The command line: one small file a verb. Bad input ends in one line on standard error and exit code 2."""
 
-import os
+import io
 import sys
 from typing import NoReturn
 
 import typer
 
+from autonl.cli.evaluate import evaluate
 from autonl.cli.models import models
 from autonl.cli.profile import profile
+from autonl.cli.search import search
+from autonl.cli.train import train
 from autonl.errors import AutoNLError
 from autonl.version import __version__
 
@@ -17,13 +20,15 @@ UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 app = typer.Typer(
     name="autonl",
     help="Efficient vision networks that know where non-local context pays.",
-    no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(models)
 app.command()(profile)
+app.command()(train)
+app.command()(evaluate)
+app.command()(search)
 
 
 def _print_version(wanted: bool) -> None:
@@ -32,14 +37,19 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
+@app.callback(invoke_without_command=True)
 def _options(
+    context: typer.Context,
     version: bool = typer.Option(False, "--version", callback=_print_version, is_eager=True, help="Print the version."),
 ) -> None:
-    pass
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
 
 
 def main() -> NoReturn:
+    for stream in (sys.stdout, sys.stderr):  # a terminal that cannot show a character shows its number
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
         status = app(standalone_mode=False)
     except AutoNLError as error:
@@ -48,9 +58,8 @@ def main() -> NoReturn:
         _fail(f"{error}; see --help")
     except typer.Abort:  # Ctrl-C
         sys.exit(130)
-    except BrokenPipeError:  # the reader, `head` for one, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(141)
+    except OSError as error:  # a full disk, say, behind standard output
+        _fail(f"{error.filename or 'output'}: {error.strerror}")
     sys.exit(status if isinstance(status, int) else 0)
 
 

@@ -10,6 +10,7 @@ import pytest
 from autonl.arch.codec import write_arch
 from autonl.arch.zoo import ZOO, zoo_arch
 from autonl.cli import main
+from tests.arch.test_macs import PUBLISHED, TABLE_2
 
 
 @pytest.fixture
@@ -39,7 +40,13 @@ def test_profile_json(autonl):
     assert result["blocks"][1 + 11]["block"] == "k3_s1_e3_c80_se0.5_nl0.125/2"
 
 
-@pytest.mark.parametrize(("operator", "millions"), [("wang", 6249.60), ("eq7", 66.21), ("lightnl", 14.75)])
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_profile_of_every_published_network(autonl, name):
+    result = json.loads(autonl("profile", name, "--json")[1])
+    assert (round(result["macs"] / 1e6, 2), result["params"]) == PUBLISHED[name]
+
+
+@pytest.mark.parametrize(("operator", "millions"), TABLE_2.items())
 def test_profile_with_an_operator(autonl, operator, millions):
     plain, with_operator = (
         json.loads(autonl("profile", "mobilenetv2_100", "--json", *more)[1])["macs"]
@@ -135,4 +142,35 @@ def test_the_installed_command(tmp_path):
     reader, writer = os.pipe()
     os.close(reader)
     closed = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
-    assert "Traceback" not in closed.stderr
+    assert (closed.returncode, closed.stderr) == (1, "")
+
+
+def test_help_without_arguments_and_on_request(autonl):
+    for arguments in ((), ("--help",), ("profile", "--help")):
+        code, out, err = autonl(*arguments)
+        assert (code, err) == (0, "")
+        assert "Usage:" in out
+        assert out.count("\n") > 5
+
+
+def test_hostile_files(autonl, tmp_path):
+    bomb = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
+        f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 12)
+    )
+    (tmp_path / "bomb.yaml").write_text(bomb + "name: *a11\nblocks: *a11\n")
+    (tmp_path / "value.yaml").write_text("blocks: [k3_s1_e1_c8]\nname: " + "&a [" * 40 + "]" * 40)
+    (tmp_path / "huge.yaml").touch()
+    os.truncate(tmp_path / "huge.yaml", 50 << 30)
+    os.mkfifo(tmp_path / "pipe.yaml")
+    for ref in (*tmp_path.iterdir(), "x" * 5000, ""):
+        code, out, err = autonl("profile", ref)
+        assert (code, out) == (2, "")
+        assert err.count("\n") == 1
+        assert len(err) < 1000 + len(str(ref))
+
+
+def test_output_that_cannot_be_written():
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "autonl", "models", "--json"]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (2, "autonl: output: No space left on device\n")

@@ -13,6 +13,7 @@ FAMILIES: dict[str, tuple[int, ...]] = {
     "mobilenetv2_lightnl": (35, 50, 75, 100, 140),
     "autonl_s": (),
     "autonl_l": (),
+    "digits": (),
 }
 ZOO: dict[str, tuple[str, int | None]] = {
     f"{family}_{width:03d}" if width else family: (family, width)

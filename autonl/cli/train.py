@@ -1,0 +1,95 @@
+"""autonl train"""
+
+from __future__ import annotations
+
+import json as json_format
+import shlex
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from autonl.cli.progress import TrainingBar
+
+if TYPE_CHECKING:
+    from autonl.train.loop import Result
+
+RECIPE_HELP = "imagenet_mnas, tiny_imagenet, demo, or a .yaml file. Default: SGD, cosine, 30 epochs."
+
+
+def train(
+    ref: str = typer.Argument(help="Zoo name, arch.yaml, run folder, or timm:NAME."),
+    data: str | None = typer.Option(
+        None,
+        metavar="DIR",
+        help="A folder of class folders, a root with train/ and val/, a .tar of either kind, wds/FOLDER, hfds/NAME, "
+        "or digits, the embedded set.",
+    ),
+    recipe: str | None = typer.Option(None, help=RECIPE_HELP),
+    set_: list[str] = typer.Option([], "--set", metavar="SECTION.NAME=VALUE", help="Change a setting of the recipe."),
+    out: str | None = typer.Option(None, metavar="RUN", help="The run folder. Default: runs/NAME-RECIPE."),
+    resume: bool = typer.Option(False, "--resume", help="Go on with the run in the folder."),
+    seed: int | None = typer.Option(None, help="Seed of weights, data order and augmentation."),
+    weights: str | None = typer.Option(None, metavar="FILE", help="Start from a safetensors or state_dict file."),
+    inherit: bool = typer.Option(False, "--inherit", help="Start from the weights of the run folder REF."),
+    devices: int | None = typer.Option(None, min=1, help="GPUs, or processes on a CPU, a host."),
+    num_nodes: int | None = typer.Option(None, min=1, help="Hosts."),
+    json: bool = typer.Option(False, "--json", help="One JSON object on standard output."),
+) -> None:
+    """Train a network into a run folder.
+
+    Example: autonl train digits --recipe demo
+    """
+    from autonl.train.config import load_config
+    from autonl.train.run import Where, train_classifier
+
+    settings = [*set_, *([f"data.path={data}"] if data else []), *([f"seed={seed}"] if seed is not None else [])]
+    folder = Path(out or f"runs/{Path(ref.replace(':', '-')).stem}-{Path(recipe or 'train').stem}")
+    result = train_classifier(
+        ref,
+        load_config(recipe, settings),
+        folder,
+        resume=resume,
+        weights=weights,
+        inherit=inherit,
+        where=Where(devices, num_nodes),
+        progress=TrainingBar,
+        command=shlex.join(["autonl", *sys.argv[1:]]),
+    )
+    if result.stopped_by:
+        report_stop(folder, result)
+    elif result.first_process and json:
+        typer.echo(json_format.dumps({"run": str(folder), "steps": result.step, **result.metrics}))
+    elif result.first_process:
+        print_result(folder, result, data)
+
+
+def report_stop(folder: Path, result: Result) -> None:
+    command = ["autonl", *sys.argv[1:], *(["--resume"] if "--resume" not in sys.argv else [])]
+    name = signal.Signals(result.stopped_by or 0).name
+    if result.first_process:
+        text = f"stopped by {name} behind step {result.step}, saved in {folder}; go on with: {shlex.join(command)}"
+        print(text, file=sys.stderr)
+    raise typer.Exit(128 + (result.stopped_by or 0))
+
+
+def print_result(folder: Path, result: Result, data: str | None) -> None:
+    best = max((row for row in result.history if "top1" in row), key=lambda row: row["top1"])
+    rows: list[tuple[str, Any, dict[str, Any]]] = [
+        ("final", result.history[-1]["epoch"], result.metrics),
+        ("best", best["epoch"], best),
+    ]
+    table = Table(box=None, pad_edge=False, title=f"{folder}: {result.step} steps")
+    table.add_column("weights", no_wrap=True)
+    for column in ("epoch", "top-1 %", "top-5 %", "loss"):
+        table.add_column(column, justify="right")
+    for name, epoch, row in rows:
+        table.add_row(name, str(epoch), f"{row['top1']:.2f}", f"{row['top5']:.2f}", f"{row['val_loss']:.4f}")
+    console = Console()
+    console.print(table, highlight=False)
+    where = f" --data {shlex.quote(data)}" if data else ""
+    console.print(f"\nnext: autonl evaluate {shlex.quote(str(folder))}{where}", highlight=False, markup=False)

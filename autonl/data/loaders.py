@@ -1,0 +1,258 @@
+"""Image sets -> batches on the device. Workers decode and crop; pixels travel as bytes, the device normalises them."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import signal
+from collections.abc import Iterable, Iterator
+from typing import Any, Protocol
+
+import torch
+from PIL import Image
+from timm.data import create_transform, resolve_data_config
+from timm.data.loader import PrefetchLoader
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+from torchvision import transforms
+from torchvision.transforms import InterpolationMode
+
+from autonl.data.config import AugmentConfig, DataConfig
+from autonl.data.memory import Batch, MemoryEvaluation, MemoryTraining, StoredImages, View
+from autonl.data.order import EvaluationOrder, Key, Share, TrainingOrder, rank_batch_size, seed_sample
+from autonl.data.sources import Images, ImageSet, Stream
+from autonl.errors import AutoNLError, refuse
+
+logger = logging.getLogger("autonl")
+
+
+class TrainingBatches(Protocol):
+    resumes_inside: bool  # whether an epoch can begin at any batch
+
+    def __len__(self) -> int: ...  # batches an epoch, on this rank
+
+    def epoch(self, epoch: int, first_batch: int = 0) -> Iterator[Batch]: ...
+
+
+class EvaluationBatches(Protocol):
+    def __iter__(self) -> Iterator[Batch]: ...
+
+
+class CorruptImages:
+    """Names the images that could not be read, and stops the run when there are too many."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.names: dict[str, None] = {}
+
+    def note(self, names: Iterable[str]) -> None:
+        for name in names:
+            if name and name not in self.names:
+                self.names[name] = None
+                logger.warning("skipped an image that cannot be read: %s", name)
+        if len(self.names) > self.limit:
+            listed = ", ".join(self.names)
+            raise AutoNLError(
+                f"{len(self.names)} images cannot be read, more than data.max_corrupt {self.limit}: {listed}"
+            )
+
+
+class DecodedImages(Dataset[tuple[Tensor, int, str]]):
+    """(image uint8 (3, H, W), label, names of unreadable files) by key, random only in (seed, epoch, image).
+
+    In training the next readable image stands in for an unreadable one; in evaluation, where no image may
+    count twice, black stands in, with label -1.
+    """
+
+    def __init__(self, images: Images, transform: Any, seed: int, training: bool, limit: int) -> None:
+        self.images, self.transform, self.seed, self.training, self.limit = images, transform, seed, training, limit
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, key: Key) -> tuple[Tensor, int, str]:
+        epoch, place = key
+        seed_sample(self.seed, epoch, place)
+        unreadable: list[str] = []
+        for candidate in range(place, place + min(self.limit + 1, len(self)) if self.training else place + 1):
+            candidate %= len(self)
+            try:
+                image = self.images.open(candidate)
+            except Exception:  # broken files raise nearly everything in PIL
+                unreadable.append(self.images.name(candidate))
+                continue
+            return self.transform(image), int(self.images.labels[candidate]), "\n".join(unreadable)
+        return self.transform(Image.new("RGB", (256, 256))), -1, "\n".join(unreadable)
+
+
+class CheckedBatches:
+    """The batches of a DataLoader, (images, labels), once their labels and unreadable files have been looked at."""
+
+    def __init__(self, loader: Any, classes: int, corrupt: CorruptImages) -> None:
+        self.loader, self.classes, self.corrupt = loader, classes, corrupt
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator[Batch]:
+        for images, labels, *unreadable in self.loader:
+            for names in unreadable:
+                self.corrupt.note(name for joined in names for name in joined.split("\n"))
+            low, high = labels.aminmax()
+            if low < -1 or high >= self.classes:
+                wrong = int(high if high >= self.classes else low)
+                raise AutoNLError(f"an image has the label {wrong}; the network has classes 0 to {self.classes - 1}")
+            yield images, labels
+
+
+class LoaderTraining:
+    """Batches of a map-style set, in our order."""
+
+    resumes_inside = True
+
+    def __init__(self, order: TrainingOrder, batches: PrefetchLoader) -> None:
+        self.order, self.batches = order, batches
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def epoch(self, epoch: int, first_batch: int = 0) -> Iterator[Batch]:
+        self.order.begin(epoch, first_batch)
+        return iter(self.batches)
+
+
+class StreamTraining:
+    """Batches of a stream, in its own order; an epoch begins at its beginning.
+
+    Where shards are uneven a stream may end before it has given its number of batches: it then begins again.
+    """
+
+    resumes_inside = False
+
+    def __init__(self, dataset: Any, batches: PrefetchLoader) -> None:
+        self.dataset, self.batches = dataset, batches
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def epoch(self, epoch: int, first_batch: int = 0) -> Iterator[Batch]:
+        self.dataset.set_epoch(epoch)
+        again = itertools.chain.from_iterable(itertools.repeat(self.batches))
+        return itertools.islice(again, len(self))
+
+
+def view_of(module: Any, config: DataConfig) -> View:
+    """What the network was made to see, with the settings on top."""
+    settings = {name: getattr(config, name) for name in ("crop_pct", "interpolation", "mean", "std")}
+    if config.image_size:
+        settings["input_size"] = (3, config.image_size, config.image_size)
+    found = resolve_data_config(settings, model=module)
+    if len(found["mean"]) != 3 or len(found["std"]) != 3:
+        refuse("data.mean, data.std", [found["mean"], found["std"]], "three numbers each")
+    return View(tuple(found["input_size"][-2:]), found["mean"], found["std"], found["interpolation"], found["crop_pct"])
+
+
+class Loaders:
+    """Makes batches for one device out of image sets, all with the same settings."""
+
+    def __init__(
+        self,
+        config: DataConfig,
+        augment: AugmentConfig,
+        view: View,
+        classes: int,
+        device: torch.device,
+        share: Share = Share(),
+        seed: int = 0,
+    ) -> None:
+        self.config, self.augment, self.view, self.classes = config, augment, view, classes
+        self.device, self.share, self.seed = device, share, seed
+        self.corrupt = CorruptImages(config.max_corrupt)
+
+    def training(self, images: ImageSet, accumulate: int = 1) -> TrainingBatches:
+        config = self.config
+        if isinstance(images, Stream):
+            images.dataset.transform = self.training_transform()
+            size = rank_batch_size(config.batch_size, self.share.world, accumulate)
+            return StreamTraining(images.dataset, self.on_device(self.stream_loader(images, size, drop_last=True)))
+        if config.in_memory or isinstance(images, StoredImages):
+            images = self.stored(images)
+        order = TrainingOrder(len(images), config.batch_size, self.seed, self.share, accumulate)
+        if isinstance(images, StoredImages):
+            return MemoryTraining(images, order, self.view, self.augment, self.device)
+        decoded = DecodedImages(images, self.training_transform(), self.seed, True, config.max_corrupt)
+        return LoaderTraining(order, self.on_device(self.map_loader(decoded, order)))
+
+    def evaluation(self, images: ImageSet) -> EvaluationBatches:
+        config = self.config
+        if isinstance(images, Stream):
+            images.dataset.transform = self.evaluation_transform()
+            return self.on_device(self.stream_loader(images, config.evaluation_batch_size, drop_last=False))
+        if config.in_memory or isinstance(images, StoredImages):
+            images = self.stored(images)
+        order = EvaluationOrder(len(images), config.evaluation_batch_size, self.share)
+        if isinstance(images, StoredImages):
+            return MemoryEvaluation(images, order, self.view, self.device)
+        decoded = DecodedImages(images, self.evaluation_transform(), self.seed, False, config.max_corrupt)
+        return self.on_device(self.map_loader(decoded, order))
+
+    def stored(self, images: Images | StoredImages) -> StoredImages:
+        """Decode every image once, the centre square at data.stored_size; those that cannot be read are left out."""
+        if isinstance(images, StoredImages):
+            return images
+        side = self.config.stored_size or max(self.view.size)
+        shrink = transforms.Resize(side, InterpolationMode.BICUBIC)
+        transform = transforms.Compose([shrink, transforms.CenterCrop(side), transforms.PILToTensor()])
+        decoded = DecodedImages(images, transform, self.seed, False, self.config.max_corrupt)
+        loader = self.map_loader(decoded, EvaluationOrder(len(images), 256, Share()), persistent=False)
+        batches = list(CheckedBatches(loader, self.classes, self.corrupt))
+        pixels, labels = (torch.cat(parts) for parts in zip(*batches, strict=True))
+        return StoredImages(pixels[labels >= 0], labels[labels >= 0])
+
+    def training_transform(self) -> Any:
+        augment, view = self.augment, self.view
+        return create_transform(
+            view.size,
+            is_training=True,
+            scale=augment.scale,
+            ratio=augment.ratio,
+            hflip=augment.flip,
+            color_jitter=augment.colour if any(augment.colour) else None,
+            auto_augment=augment.auto_augment,
+            interpolation=view.interpolation,
+            mean=view.mean,
+            std=view.std,
+            normalize=False,
+        )
+
+    def evaluation_transform(self) -> Any:
+        view = self.view
+        return create_transform(
+            view.size, interpolation=view.interpolation, crop_pct=view.crop_pct, mean=view.mean, normalize=False
+        )
+
+    def map_loader(self, dataset: DecodedImages, order: Any, *, persistent: bool = True) -> DataLoader[Any]:
+        return DataLoader(dataset, batch_sampler=order, **self.worker_arguments(persistent))
+
+    def stream_loader(self, stream: Stream, batch_size: int, *, drop_last: bool) -> DataLoader[Any]:
+        stream.dataset.set_loader_cfg(num_workers=self.config.workers)
+        return DataLoader(stream.dataset, batch_size, drop_last=drop_last, **self.worker_arguments(True))
+
+    def worker_arguments(self, persistent: bool) -> dict[str, Any]:
+        workers = self.config.workers
+        return {
+            "num_workers": workers,
+            "persistent_workers": persistent and workers > 0,
+            "pin_memory": self.device.type == "cuda",
+            "worker_init_fn": leave_signals_to_the_main_process,
+        }
+
+    def on_device(self, loader: DataLoader[Any]) -> PrefetchLoader:
+        checked = CheckedBatches(loader, self.classes, self.corrupt)
+        return PrefetchLoader(checked, self.view.mean, self.view.std, device=self.device, img_dtype=torch.float32)
+
+
+def leave_signals_to_the_main_process(worker: int) -> None:
+    """Ctrl-C and SIGTERM reach the whole group: the workers go on until the main process has saved its state."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)

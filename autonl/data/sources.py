@@ -1,0 +1,197 @@
+"""A path -> training and validation images with their classes. Reading is timm's."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from timm.data import create_dataset
+from timm.data.readers import create_reader
+
+from autonl.data.config import DataConfig
+from autonl.data.digits import digits
+from autonl.data.memory import StoredImages
+from autonl.data.order import split_by_class
+from autonl.errors import AutoNLError
+
+EMBEDDED = "digits"
+STREAM_PREFIXES = ("wds/", "hfids/")
+SPLIT_NAMES = {"train": ("train", "training"), "validation": ("val", "validation", "valid")}
+
+
+@dataclass(frozen=True)
+class Images:
+    """Labelled images behind one of timm's readers, addressed by place."""
+
+    reader: Any
+    indices: np.ndarray  # of the reader's samples: those of this set
+    labels: np.ndarray  # one an index
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def open(self, place: int) -> Image.Image:
+        file, _ = self.reader[int(self.indices[place])]
+        with file:
+            return Image.open(file).convert("RGB")
+
+    def name(self, place: int) -> str:
+        return str(self.reader.filename(int(self.indices[place]), absolute=True))
+
+    def subset(self, places: np.ndarray) -> Images:
+        return replace(self, indices=self.indices[places], labels=self.labels[places])
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Images that come one after another (timm's IterableImageDataset): no order of ours, resume at the epoch."""
+
+    dataset: Any
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+
+ImageSet = Images | StoredImages | Stream
+
+
+@dataclass(frozen=True)
+class Source:
+    classes: tuple[str, ...]  # empty: the set does not name them
+    train: ImageSet | None
+    validation: ImageSet
+    selection: ImageSet | None = None  # training images kept apart to choose by
+
+
+def open_source(config: DataConfig, seed: int = 0, classes: Sequence[str] = ()) -> Source:
+    """The images at `config.path`: training, validation and, where asked for, selection.
+
+    A folder of class folders, or a .tar of one, is split; a root that holds train and val (folders or .tar
+    files) has its split. `classes` fixes the labels; a class that is not among them is refused.
+    """
+    path, classes = config.path, classes or read_classes(config)
+    if path is None:
+        raise AutoNLError(f"no images: give --data DIR, or --data {EMBEDDED} for the embedded set")
+    if path == EMBEDDED:
+        train, validation = digits()
+        return keep_selection(Source(tuple(map(str, range(10))), train, validation), config)
+    if path.startswith(STREAM_PREFIXES):
+        return open_streams(path, config, seed)
+    if path.startswith("hfds/"):
+        return keep_selection(open_hugging_face(path, config), config)
+    parts = {part: find_split(path, names) for part, names in SPLIT_NAMES.items()}
+    if parts["train"] and parts["validation"]:
+        names, train_images = open_folder(parts["train"], classes)
+        _, validation_images = open_folder(parts["validation"], names)
+        return keep_selection(Source(names, train_images, validation_images), config)
+    names, images = open_folder(parts["train"] or path, classes)
+    kept, held_out = split_by_class(images.labels, config.held_out)
+    if not len(kept):
+        raise AutoNLError(f"{path}: nothing is left to train on once data.held_out {config.held_out} is taken away")
+    return keep_selection(Source(names, images.subset(kept), images.subset(held_out)), config)
+
+
+def open_evaluation(config: DataConfig, classes: Sequence[str] = ()) -> Source:
+    """The images to evaluate on: the validation part where the path has one, else all of them."""
+    path, classes = config.path, classes or read_classes(config)
+    if path is None or path == EMBEDDED or path.startswith(("hfds/", *STREAM_PREFIXES)):
+        return open_source(config, classes=classes)
+    names, images = open_folder(find_split(path, SPLIT_NAMES["validation"]) or path, classes)
+    return Source(names, None, images)
+
+
+def read_classes(config: DataConfig) -> Sequence[str]:
+    if config.classes is None:
+        return ()
+    try:
+        return Path(config.classes).read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        raise AutoNLError(f"data.classes: {config.classes} cannot be read: {error}") from None
+
+
+def find_split(root: str, names: Sequence[str]) -> str | None:
+    """root/NAME or root/NAME.tar, whichever is there first."""
+    candidates = (Path(root) / (name + suffix) for name in names for suffix in ("", ".tar"))
+    return next((str(path) for path in candidates if path.exists()), None)
+
+
+def open_folder(root: str, classes: Sequence[str] = ()) -> tuple[tuple[str, ...], Images]:
+    """A folder of class folders, or a .tar of one: (classes, images)."""
+    if not os.path.exists(root):
+        raise AutoNLError(f"{root}: no such folder or .tar file of images")
+    if os.path.isfile(root) and not root.endswith(".tar"):
+        raise AutoNLError(f"{root}: not a folder of class folders, nor a .tar file of one")
+    try:
+        reader = create_reader("", root=root)
+    except RuntimeError:  # timm's for no image at all
+        raise AutoNLError(f"{root}: holds no images; a class is a folder of images") from None
+    if os.path.isdir(root):
+        refuse_empty_classes(root, reader)
+        found, labels = reader.class_to_idx, np.array([label for _, label in reader.samples])
+    else:
+        found, labels = reader.class_name_to_idx, np.array(reader.targets)
+    names = tuple(classes or found)
+    strangers = [name for name in found if name not in set(names)]
+    if strangers:
+        raise AutoNLError(f"{root}: the class {strangers[0]!r} is not one of the {len(names)} known ones")
+    numbers = {name: number for number, name in enumerate(names)}
+    labels = np.array([numbers[name] for name in found])[labels]
+    return names, Images(reader, np.arange(len(labels)), labels)
+
+
+def refuse_empty_classes(root: str, reader: Any) -> None:
+    folders = {entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith(".")}
+    filled = {os.path.relpath(path, root).split(os.sep)[0] for path, _ in reader.samples}
+    empty = sorted(folders - filled)
+    if empty:
+        raise AutoNLError(f"{root}: the class folder {empty[0]!r} holds no images ({len(empty)} such folder(s))")
+    loose = sorted(filled - folders)
+    if loose:
+        raise AutoNLError(f"{root}: the image {loose[0]!r} lies in no class folder")
+
+
+def open_hugging_face(path: str, config: DataConfig) -> Source:
+    def part(split: str) -> tuple[tuple[str, ...], Images]:
+        try:
+            reader = create_reader(path, split=split)
+        except (ImportError, ValueError, OSError) as error:
+            raise AutoNLError(f"{path}, split {split}: {' '.join(str(error).split())[:200]}") from None
+        labels = np.array(reader.dataset[reader.label_key])
+        return tuple(reader.class_to_idx), Images(reader, np.arange(len(labels)), labels)
+
+    classes, train = part(config.train_split)
+    _, validation = part(config.validation_split)
+    return Source(classes, train, validation)
+
+
+def open_streams(path: str, config: DataConfig, seed: int) -> Source:
+    kind, _, place = path.partition("/")
+
+    def part(split: str, training: bool) -> Stream:
+        # WebDataset has its shards in a folder, a Hugging Face stream has a name
+        name, root = (path, None) if kind == "hfids" else (f"{kind}/", place)
+        try:
+            dataset = create_dataset(
+                name, root, split, is_training=training, batch_size=config.batch_size, seed=seed, download=False
+            )
+        except (ImportError, RuntimeError, ValueError, OSError) as error:
+            raise AutoNLError(f"{path}, split {split}: {' '.join(str(error).split())[:200]}") from None
+        return Stream(dataset)
+
+    if config.selection:
+        raise AutoNLError(f"data.selection: {path} is a stream, which cannot be split; allowed: 0")
+    return Source((), part(config.train_split, True), part(config.validation_split, False))
+
+
+def keep_selection(source: Source, config: DataConfig) -> Source:
+    """Take the images to choose by out of the training images."""
+    if not config.selection:
+        return source
+    train: Any = source.train
+    kept, chosen = split_by_class(np.asarray(train.labels), config.selection)
+    return replace(source, train=train.subset(kept), selection=train.subset(chosen))

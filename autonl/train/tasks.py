@@ -1,0 +1,150 @@
+"""What the loop does not know: a Task gives loss, optimisers and metrics, and keeps what state it has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from timm.optim import create_optimizer_v2
+from timm.scheduler import create_scheduler_v2
+from timm.scheduler.scheduler import Scheduler
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torchmetrics import Metric, MetricCollection
+from torchmetrics.classification import MulticlassAccuracy
+
+from autonl.data.memory import Batch
+from autonl.errors import AutoNLError
+from autonl.train.config import OptimConfig, ScheduleConfig
+
+Tuning = tuple[Optimizer, Scheduler | None]  # an optimiser, and what sets its learning rate after every step
+
+
+class Task:
+    """The loop calls, for every optimiser step, `step` (once a round of accumulation) and `after_step`; for every
+    evaluation `metrics` and, batch by batch, `evaluate`; for every epoch `columns`.
+
+    `model` is the network as the strategy wraps it, which is what makes gradients agree between processes;
+    `module` is the network itself.
+    """
+
+    monitor = "top1"  # the metric that says which epoch was the best; more is better
+
+    def tunings(self, module: nn.Module, steps_per_epoch: int) -> list[Tuning]:
+        """The optimisers over the module's parameters, each parameter in one of them."""
+        raise NotImplementedError
+
+    def step(self, model: nn.Module, batch: Any, step: int) -> dict[str, Tensor]:
+        """{"loss": ..., and scalars whose means over the epoch become columns of metrics.csv}."""
+        raise NotImplementedError
+
+    def after_step(self, module: nn.Module, step: int) -> None:
+        """Something to do when `step` optimiser steps have been taken."""
+
+    def metrics(self) -> MetricCollection:
+        """Fresh metrics for an evaluation; torchmetrics joins them over the processes."""
+        raise NotImplementedError
+
+    def evaluate(self, module: nn.Module, batch: Any, metrics: MetricCollection) -> None:
+        """Update the metrics with a batch."""
+        raise NotImplementedError
+
+    def columns(self) -> dict[str, float]:
+        """Further columns of the epoch's row in metrics.csv."""
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps of the task: tensors and plain values."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
+
+
+class Classification(Task):
+    """Cross-entropy, top-1 and top-5 in percent."""
+
+    def __init__(self, classes: int, optim: OptimConfig, schedule: ScheduleConfig) -> None:
+        self.classes, self.optim, self.schedule = classes, optim, schedule
+
+    def tunings(self, module: nn.Module, steps_per_epoch: int) -> list[Tuning]:
+        optimizer = create_optimizer(module, self.optim)
+        return [(optimizer, create_schedule(optimizer, self.schedule, steps_per_epoch))]
+
+    def step(self, model: nn.Module, batch: Batch, step: int) -> dict[str, Tensor]:
+        images, labels = batch
+        return {"loss": F.cross_entropy(model(images), labels, label_smoothing=self.optim.label_smoothing)}
+
+    def metrics(self) -> MetricCollection:
+        return classification_metrics(self.classes)
+
+    def evaluate(self, module: nn.Module, batch: Batch, metrics: MetricCollection) -> None:
+        images, labels = batch
+        metrics.update(module(images).float(), labels)
+
+
+def create_optimizer(module: nn.Module, config: OptimConfig) -> Optimizer:
+    try:
+        return create_optimizer_v2(
+            module, config.name, config.lr, config.weight_decay, config.momentum, **config.arguments
+        )
+    except (ValueError, TypeError, AssertionError) as error:  # an unknown optimiser or argument
+        raise AutoNLError(f"optim: {' '.join(str(error).split())[:200]}") from None
+
+
+def create_schedule(optimizer: Optimizer, config: ScheduleConfig, steps_per_epoch: int) -> Scheduler:
+    """timm's schedule in optimiser steps: the rate of step t is a function of t alone."""
+    scheduler, _ = create_scheduler_v2(
+        optimizer,
+        config.name,
+        num_epochs=config.epochs,
+        warmup_epochs=config.warmup_epochs,
+        warmup_lr=config.warmup_lr,
+        min_lr=config.min_lr,
+        decay_epochs=config.decay_epochs,
+        decay_rate=config.decay_rate,
+        step_on_epochs=False,
+        updates_per_epoch=steps_per_epoch,
+    )
+    return scheduler
+
+
+def classification_metrics(classes: int) -> MetricCollection:
+    """Images with label -1 are not counted."""
+
+    def accuracy(top_k: int) -> Metric:
+        return Percent(classes, top_k=min(top_k, classes), average="micro", ignore_index=-1, validate_args=False)
+
+    # they keep different states: there is nothing to share between them
+    return MetricCollection(
+        {"top1": accuracy(1), "top5": accuracy(5), "cross_entropy": CrossEntropy()}, compute_groups=False
+    )
+
+
+class Percent(MulticlassAccuracy):
+    tp: Tensor
+    fn: Tensor
+
+    def compute(self) -> Tensor:
+        # of all images together, exact where the class divides in single precision
+        return 100 * self.tp.sum().double() / (self.tp + self.fn).sum()
+
+
+class CrossEntropy(Metric):
+    """The mean without label smoothing, and the number of images that were counted."""
+
+    total: Tensor
+    images: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("total", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_state("images", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
+
+    def update(self, logits: Tensor, labels: Tensor) -> None:
+        self.total += F.cross_entropy(logits, labels, ignore_index=-1, reduction="sum")
+        self.images += (labels >= 0).sum()
+
+    def compute(self) -> dict[str, Tensor]:
+        return {"val_loss": self.total / self.images, "val_images": self.images}

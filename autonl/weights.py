@@ -1,0 +1,107 @@
+"""Files of weights, read without running anything in them, into networks that fit them exactly."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from autonl.errors import AutoNLError
+from autonl.models import Ref, create_model
+from autonl.nn.insertion import has_projection, projection_norm
+
+BEST_WEIGHTS, FINAL_WEIGHTS = "best.safetensors", "final.safetensors"  # in a run folder
+
+# where training programs, this one among them, keep the weights in a file that holds more; averages first
+CONTAINERS = ("average", "state_dict_ema", "module", "state_dict", "model")
+
+
+def load(ref: Ref, weights: str | os.PathLike[str] | None = None, **timm_arguments: Any) -> nn.Module:
+    """The network of a REF with its weights, in eval mode: those of the file, else those of the run folder.
+
+    model = autonl.load("runs/digits-demo")
+    """
+    module = create_model(ref, **timm_arguments)
+    load_weights(module, weights or run_weights(ref))
+    return module.eval()
+
+
+def run_weights(ref: Ref) -> Path:
+    """The final weights of a run folder; the best so far of a run that has not ended."""
+    for name in (FINAL_WEIGHTS, BEST_WEIGHTS):
+        if isinstance(ref, str | os.PathLike) and (Path(ref) / name).is_file():
+            return Path(ref) / name
+    raise AutoNLError(f"{ref if isinstance(ref, str) else type(ref).__name__}: has no weights; give a file of weights")
+
+
+def load_weights(module: nn.Module, path: str | os.PathLike[str]) -> None:
+    """Put a file's weights into the network; names and shapes must match one for one. fp16 and bf16 are cast.
+
+    One exception: weights of a network without LightNL go into the same network with it. The BN behind a
+    projection, `bn3.weight`, has then become `bn3.0.weight`, and LightNL's own weights are left as they are at
+    birth: the identity, so the outputs stay exactly those of the network without it.
+    """
+    tensors = read_weights(path)
+    wanted = module.state_dict()
+    tensors = into_inserted(module, tensors, wanted)
+    problems = [
+        *(f"{name} is missing" for name in wanted if name not in tensors),
+        *(f"{name} is not in the network" for name in tensors if name not in wanted),
+        *(
+            f"{name} has shape {tuple(tensor.shape)}, the network's {tuple(wanted[name].shape)}"
+            for name, tensor in tensors.items()
+            if name in wanted and tensor.shape != wanted[name].shape
+        ),
+        *(
+            f"{name} is of type {tensor.dtype}, the network's of {wanted[name].dtype}"
+            for name, tensor in tensors.items()
+            if name in wanted and tensor.is_floating_point() != wanted[name].is_floating_point()
+        ),
+    ]
+    if problems:
+        more = f" (and {len(problems) - 3} more)" if len(problems) > 3 else ""
+        raise AutoNLError(f"{path}: does not fit the network: {'; '.join(problems[:3])}{more}")
+    module.load_state_dict(tensors)
+
+
+def into_inserted(module: nn.Module, tensors: dict[str, Tensor], wanted: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors under the names of a network with non-local blocks, if they are of one without."""
+    norms = [
+        f"{name}.{projection_norm(block)}."
+        for name, block in module.named_modules()
+        if has_projection(block) and isinstance(getattr(block, projection_norm(block)), nn.Sequential)
+    ]
+    renamed = {
+        norm + entry: norm + "0." + entry
+        for norm in norms
+        for entry in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
+    }
+    if not any(old in tensors for old in renamed):
+        return tensors
+    at_birth = {name: wanted[name] for name in wanted for norm in norms if name.startswith(norm + "1.")}
+    return at_birth | {renamed.get(name, name): tensor for name, tensor in tensors.items()}
+
+
+def read_weights(path: str | os.PathLike[str]) -> dict[str, Tensor]:
+    """Names and tensors in a .safetensors file, or in a state_dict file read with weights_only=True."""
+    path = Path(path)
+    try:
+        content = load_file(path) if path.suffix == ".safetensors" else torch.load(path, "cpu", weights_only=True)
+    except OSError as error:
+        raise AutoNLError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except pickle.UnpicklingError:
+        raise AutoNLError(f"{path}: refused: it holds more than tensors and plain values, or is no weights") from None
+    except (SafetensorError, zipfile.BadZipFile, RuntimeError, EOFError, KeyError, ValueError) as error:
+        raise AutoNLError(f"{path}: not a file of weights: {' '.join(str(error).split())[:120]}") from None
+    if isinstance(content, dict):
+        content = next((content[name] for name in CONTAINERS if isinstance(content.get(name), dict)), content)
+    if not isinstance(content, dict) or not content or not all(isinstance(t, Tensor) for t in content.values()):
+        raise AutoNLError(f"{path}: not a file of weights; allowed: safetensors, or a state_dict saved by torch")
+    return content

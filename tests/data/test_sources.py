@@ -1,0 +1,196 @@
+"""Folders, archives and streams -> labelled images; what is wrong with them in one line."""
+
+import tarfile
+from itertools import chain
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from autonl.data import sources
+from autonl.data.config import AugmentConfig, DataConfig
+from autonl.data.loaders import Loaders
+from autonl.data.memory import View
+from autonl.data.order import Share
+from autonl.data.sources import open_evaluation, open_source
+from autonl.errors import AutoNLError
+
+CPU = torch.device("cpu")
+VIEW = View((8, 8), (0.5, 0.5, 0.5), (0.5, 0.5, 0.5), "bilinear", 1.0)
+
+
+def write_images(root, counts, side=8):
+    """Class folders, the pixels of every image all of one value that names it."""
+    value = 0
+    for name, count in counts.items():
+        (root / name).mkdir(parents=True)
+        for number in range(count):
+            Image.new("RGB", (side, side), (value, value, value)).save(root / name / f"{number}.png")
+            value += 1
+    return root
+
+
+def loaders(workers=0, share=Share(), **settings):
+    config = DataConfig(batch_size=4, evaluation_batch_size=3, workers=workers, **settings)
+    return Loaders(config, AugmentConfig(), VIEW, 3, CPU, share, seed=1)
+
+
+def values(batches):
+    """The image's value, by its constant pixels, and its label."""
+    return [
+        (round(float(image.mean() * 127.5 + 127.5)), int(label))
+        for images, labels in batches
+        for image, label in zip(images, labels, strict=True)
+    ]
+
+
+def test_a_folder_of_class_folders_is_split_by_class(tmp_path):
+    root = write_images(tmp_path / "set", {"b": 10, "a10": 10, "a9": 10})
+    source = open_source(DataConfig(path=str(root), held_out=0.2))
+    assert source.classes == ("a9", "a10", "b")  # natural order: timm's
+    assert (len(source.train), len(source.validation), source.selection) == (24, 6, None)
+    assert np.bincount(source.validation.labels).tolist() == [2, 2, 2]
+    assert not set(source.train.indices) & set(source.validation.indices)
+    assert source.train.name(0).endswith("a9/0.png") or source.train.name(0).endswith("a9/1.png")
+
+
+def test_a_root_with_train_and_val(tmp_path):
+    write_images(tmp_path / "train", {"a": 3, "b": 3})
+    write_images(tmp_path / "val", {"b": 2})
+    source = open_source(DataConfig(path=str(tmp_path)))
+    assert (len(source.train), source.validation.labels.tolist()) == (6, [1, 1])  # the label of training
+    assert len(open_evaluation(DataConfig(path=str(tmp_path)), classes=("a", "b")).validation) == 2
+    chosen = open_source(DataConfig(path=str(tmp_path), selection=0.34))
+    assert (len(chosen.train), chosen.selection.labels.tolist()) == (4, [0, 1])
+
+
+def test_an_archive_is_read_as_its_folder(tmp_path):
+    root = write_images(tmp_path / "set", {"a": 4, "b": 4})
+    with tarfile.open(tmp_path / "set.tar", "w") as archive:
+        archive.add(root, arcname="set")
+    from_tar = open_evaluation(DataConfig(path=str(tmp_path / "set.tar")))
+    from_folder = open_evaluation(DataConfig(path=str(root)))
+    assert from_tar.classes == from_folder.classes == ("a", "b")
+    expected = values(loaders().evaluation(from_folder.validation))
+    assert values(loaders(workers=2).evaluation(from_tar.validation)) == expected
+    assert expected == [(value, value // 4) for value in range(8)]
+
+
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_training_goes_once_through_the_images(tmp_path, in_memory):
+    root = write_images(tmp_path / "set", {"a": 4, "b": 4, "c": 4})
+    images = open_evaluation(DataConfig(path=str(root))).validation
+    batches = loaders(in_memory=in_memory).training(images)
+    first = values(batches.epoch(0))
+    assert sorted(first) == [(value, value // 4) for value in range(12)]
+    assert values(batches.epoch(1)) != first
+    assert values(batches.epoch(0, 1)) == first[4:]
+
+
+def test_every_image_is_evaluated_once_on_uneven_ranks(tmp_path):
+    root = write_images(tmp_path / "set", {"a": 4, "b": 3, "c": 4})
+    images = open_evaluation(DataConfig(path=str(root))).validation
+    seen = [loaders(share=Share(rank, 3)).evaluation(images) for rank in range(3)]
+    assert sorted(chain(*map(values, seen))) == [(v, (v >= 4) + (v >= 7)) for v in range(11)]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda root: None, "no such folder"),
+        (lambda root: root.mkdir(), "holds no images"),
+        (lambda root: root.write_text("x"), "not a folder of class folders"),
+        (
+            lambda root: (write_images(root, {"a": 2, "b": 2}), (root / "empty").mkdir()),
+            "class folder 'empty' holds no",
+        ),
+        (
+            lambda root: (write_images(root, {"a": 2}), Image.new("RGB", (8, 8)).save(root / "loose.png")),
+            "'loose.png' lies in no class folder",
+        ),
+        (
+            lambda root: (write_images(root / "train", {"a": 2}), write_images(root / "val", {"z": 2})),
+            "the class 'z' is not one of the 1 known ones",
+        ),
+        (lambda root: write_images(root, {"a": 1, "b": 1}), "nothing is left to train on"),
+    ],
+)
+def test_a_folder_that_is_refused(tmp_path, make, message):
+    make(tmp_path / "set")
+    with pytest.raises(AutoNLError, match=message):
+        open_source(DataConfig(path=str(tmp_path / "set")))
+
+
+def spoil(root, names):
+    for number, name in enumerate(names):
+        content = (root / name).read_bytes()
+        (root / name).write_bytes([b"", content[:40], b"not an image"][number % 3])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_unreadable_images_are_named_and_skipped(tmp_path, caplog, workers):
+    root = write_images(tmp_path / "set", {"a": 4, "b": 4})
+    spoil(root, ["a/1.png", "b/0.png", "b/1.png"])
+    images = open_evaluation(DataConfig(path=str(root))).validation
+    train = values(loaders(workers, max_corrupt=3).training(images).epoch(0))
+    assert sorted(train) == sorted([(0, 0), (2, 0), (2, 0), (3, 0), (6, 1), (6, 1), (6, 1), (7, 1)])
+    counted = [v for v in values(loaders(workers, max_corrupt=3).evaluation(images)) if v[1] >= 0]
+    assert counted == [(0, 0), (2, 0), (3, 0), (6, 1), (7, 1)]
+    in_memory = loaders(workers, max_corrupt=3, in_memory=True)
+    assert values(in_memory.evaluation(images)) == counted
+    assert set(values(in_memory.training(images).epoch(0))) < set(counted)
+    named = {record.args[0] for record in caplog.records}
+    assert named == {str(root / name) for name in ("a/1.png", "b/0.png", "b/1.png")}
+    with pytest.raises(AutoNLError, match=r"3 images cannot be read, more than data.max_corrupt 2: .*a/1.png.*b/1.png"):
+        list(loaders(workers, max_corrupt=2).evaluation(images))
+    with pytest.raises(AutoNLError, match=r"images cannot be read, more than data.max_corrupt 2: "):
+        list(loaders(workers, max_corrupt=2).training(images).epoch(0))
+
+
+class Pairs(torch.utils.data.IterableDataset):
+    """Stands in for timm's IterableImageDataset over WebDataset shards, a package that is not installed here."""
+
+    transform, epoch = None, None
+
+    def __init__(self, labels):
+        self.labels = labels
+
+    def __iter__(self):
+        return ((self.transform(Image.new("RGB", (8, 8))), label) for label in self.labels)
+
+    def __len__(self):
+        return len(self.labels)
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def set_loader_cfg(self, num_workers):
+        pass
+
+
+def test_a_stream(monkeypatch):
+    calls = []
+
+    def create(name, root, split, **settings):
+        calls.append((name, root, split, settings["is_training"]))
+        return Pairs([0, 1, 2, 0, 1])
+
+    monkeypatch.setattr(sources, "create_dataset", create)
+    source = open_source(DataConfig(path="wds/some/shards", train_split="train-{0..3}.tar|5"))
+    assert calls == [("wds/", "some/shards", "train-{0..3}.tar|5", True), ("wds/", "some/shards", "validation", False)]
+    batches = loaders().training(source.train)
+    assert [labels.tolist() for _, labels in batches.epoch(4)] == [[0, 1, 2, 0]]
+    assert (source.train.dataset.epoch, batches.resumes_inside) == (4, False)
+    assert [labels.tolist() for _, labels in loaders().evaluation(source.validation)] == [[0, 1, 2], [0, 1]]
+
+
+@pytest.mark.parametrize(("label", "message"), [(3, "the label 3; the network has classes 0 to 2"), (-2, "label -2")])
+def test_a_label_outside_the_classes(label, message):
+    with pytest.raises(AutoNLError, match=message):
+        list(loaders().evaluation(sources.Stream(Pairs([0, label]))))
+
+
+def test_a_package_that_is_missing():
+    with pytest.raises(AutoNLError, match=r"wds/shards.*webdataset"):
+        open_source(DataConfig(path="wds/shards", train_split="train-{0..3}.tar|5"))

@@ -1,0 +1,109 @@
+"""Settings are typed, and what is not understood is refused by name."""
+
+import re
+
+import pytest
+import yaml
+
+from autonl.errors import AutoNLError
+from autonl.train.config import RECIPES, Config, from_dict, load_config, setting_names, to_dict
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_every_recipe_loads_and_survives_a_round_trip(recipe):
+    config = load_config(recipe)
+    assert from_dict(Config, yaml.safe_load(yaml.safe_dump(to_dict(config)))) == config
+
+
+def test_the_recipes_that_are_shipped():
+    assert set(RECIPES) == {"demo", "imagenet_mnas", "tiny_imagenet"}
+
+
+def test_the_papers_recipe():
+    """Section 4.1 of the paper; the TensorFlow form of RMSprop has its eps inside the root."""
+    config = load_config("imagenet_mnas")
+    assert (config.data.batch_size, config.data.image_size, config.data.interpolation) == (4096, 224, "bicubic")
+    assert (config.optim.name, config.optim.lr, config.optim.momentum) == ("rmsproptf", 0.256, 0.9)
+    assert config.optim.arguments == {"alpha": 0.9, "eps": 1e-3}
+    assert (config.optim.weight_decay, config.optim.label_smoothing) == (1e-5, 0.1)
+    assert (config.schedule.name, config.schedule.epochs, config.schedule.warmup_epochs) == ("step", 350, 5)
+    assert (config.schedule.warmup_lr, config.schedule.decay_rate, config.schedule.decay_epochs) == (0.016, 0.97, 2.4)
+    assert (config.model["drop_rate"], config.loop.ema) == (0.2, 0.9999)
+
+
+@pytest.mark.parametrize(
+    ("setting", "read"),
+    [
+        ("optim.lr=0.5", lambda c: c.optim.lr == 0.5),
+        ("optim.lr=1", lambda c: c.optim.lr == 1.0 and type(c.optim.lr) is float),
+        ("optim.weight_decay=1e-5", lambda c: c.optim.weight_decay == 1e-5),  # text to YAML
+        ("data.mean=[0.5, 0.5, 0.5]", lambda c: c.data.mean == (0.5, 0.5, 0.5)),
+        ("data.image_size=null", lambda c: c.data.image_size is None),
+        ("data.path=2024", lambda c: c.data.path == "2024"),
+        ("model.pad_type=same", lambda c: c.model == {"pad_type": "same"}),
+        ("optim.arguments.eps=0.001", lambda c: c.optim.arguments["eps"] == 0.001),
+        ("loop.compile=true", lambda c: c.loop.compile is True),
+        ("loop.precision=32", lambda c: c.loop.precision == "32"),
+    ],
+)
+def test_a_setting_on_top(setting, read):
+    assert read(load_config("demo", [setting]))
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("optim.lrr=1", "unknown setting 'optim.lrr'; did you mean optim.lr"),
+        ("optm.lr=1", "unknown setting 'optm.lr'; did you mean optim.lr"),
+        ("sed=1", "unknown setting 'sed'; did you mean seed"),
+        ("optim=1", "unknown setting 'optim'"),
+        ("optim.lr.x=1", "optim.lr"),
+        ("optim.lr=fast", "optim.lr: 'fast' is not allowed; allowed: a number"),
+        ("optim.lr=-1", "optim.lr"),
+        ("optim.lr=nan", "optim.lr"),
+        ("schedule.epochs=1.5", "schedule.epochs: 1.5 is not allowed; allowed: a whole number"),
+        ("schedule.epochs=true", "schedule.epochs: True is not allowed"),
+        ("schedule.epochs=0", "schedule.epochs"),
+        ("schedule.name=linear", "schedule.name: 'linear' is not allowed; allowed: cosine"),
+        ("loop.compile=1", "loop.compile: 1 is not allowed; allowed: true or false"),
+        ("loop.precision=8", "loop.precision: '8' is not allowed; allowed: auto"),
+        ("data.mean=0.5", "data.mean: 0.5 is not allowed; allowed: a list of numbers"),
+        ("augment.scale=[0.1]", "augment.scale: [0.1] is not allowed; allowed: a list of 2 numbers"),
+        ("augment.scale=[0.9, 0.1]", "augment.scale"),
+        ("data.interpolation=cubic", "data.interpolation: 'cubic' is not allowed; allowed: bicubic"),
+        ("model=same", "model: 'same' is not allowed; allowed: a mapping"),
+        ("optim.lr", "--set: 'optim.lr' is not allowed; allowed: section.name=value"),
+        ("optim.lr=[", "--set"),
+    ],
+)
+def test_a_setting_that_is_refused(setting, message):
+    with pytest.raises(AutoNLError, match=re.escape(message)):
+        load_config("demo", [setting])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("optim: {lrr: 1}", "unknown setting 'optim.lrr'; did you mean optim.lr"),
+        ("optim: 3", "optim: 3 is not allowed; allowed: a mapping"),
+        ("[1, 2]", "allowed: a YAML mapping"),
+        ("a: [", "not a YAML file"),
+    ],
+)
+def test_a_recipe_file_that_is_refused(tmp_path, text, message):
+    (tmp_path / "mine.yaml").write_text(text)
+    with pytest.raises(AutoNLError, match=re.escape(message)):
+        load_config(str(tmp_path / "mine.yaml"))
+
+
+def test_a_recipe_that_is_not_there(tmp_path):
+    with pytest.raises(AutoNLError, match=r"unknown recipe.*did you mean tiny_imagenet"):
+        load_config("tiny_imagnet")
+    with pytest.raises(AutoNLError, match="cannot be read"):
+        load_config(str(tmp_path / "mine.yaml"))
+
+
+def test_setting_names_reach_every_section():
+    assert {"seed", "model", "data.path", "augment.flip", "optim.lr", "schedule.epochs", "loop.ema"} <= set(
+        setting_names(Config)
+    )

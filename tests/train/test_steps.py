@@ -1,0 +1,197 @@
+"""Optimiser, schedule, EMA, accumulation and clipping against steps computed by hand."""
+
+import math
+
+import pytest
+import torch
+from lightning.fabric import Fabric
+from torch import nn
+
+from autonl.train.bn import calibrate_bn
+from autonl.train.config import LoopConfig, load_config
+from autonl.train.loop import Loop
+from autonl.train.run import train_classifier
+from autonl.train.tasks import Classification, Task, classification_metrics, create_optimizer, create_schedule
+from tests.train.small import NETWORK, ON_CPU
+
+
+class Line(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1, 1))
+
+    def forward(self, x):
+        return x @ self.weight
+
+
+class Follow(Task):
+    """Loss = mean of w x: the gradient is the mean of x, whatever w is."""
+
+    def __init__(self, optim, schedule):
+        self.optim, self.schedule, self.rates, self.seen = optim, schedule, [], []
+
+    def tunings(self, module, steps_per_epoch):
+        self.optimizer = create_optimizer(module, self.optim)
+        return [(self.optimizer, create_schedule(self.optimizer, self.schedule, steps_per_epoch))]
+
+    def step(self, model, batch, step):
+        self.rates.append(self.optimizer.param_groups[0]["lr"])
+        return {"loss": model(batch[0]).mean()}
+
+    def after_step(self, module, step):
+        self.seen.append(module.weight.item())
+
+    def metrics(self):
+        return classification_metrics(2)
+
+    def evaluate(self, module, batch, metrics):
+        self.evaluated = module.weight.item()
+        metrics.update(torch.zeros(1, 2), torch.zeros(1, dtype=torch.long))
+
+
+class Numbers:
+    """Batches of one number each."""
+
+    resumes_inside = True
+
+    def __init__(self, numbers):
+        self.numbers = numbers
+
+    def __len__(self):
+        return len(self.numbers)
+
+    def epoch(self, epoch, first_batch=0):
+        return ((torch.full((2, 1), x), None) for x in self.numbers[first_batch:])
+
+
+def follow(tmp_path, numbers, recipe_settings, kind=Follow, **loop):
+    config = load_config("imagenet_mnas", recipe_settings)
+    task = kind(config.optim, config.schedule)
+    fabric = Fabric(accelerator="cpu", devices=1)
+    fabric.launch()
+    model = Line()
+    running = Loop(
+        fabric, model, task, Numbers(numbers), [([], [])], LoopConfig(**loop), epochs=config.schedule.epochs,
+        batch_size=2, seed=0, folder=tmp_path, about={},
+    )  # fmt: skip
+    running.run()
+    return task, running
+
+
+def test_the_papers_steps(tmp_path):
+    """RMSprop as TensorFlow has it, warm-up from 0.016 to 0.256, x 0.97 every 2.4 epochs, EMA: four steps an epoch."""
+    gradients = [0.5, -1.0, 2.0, 0.25]
+    settings = ["schedule.epochs=12", "optim.weight_decay=0"]
+    task, loop = follow(tmp_path, gradients, settings, ema=0.9)
+
+    weight, square, momentum, average, rates, weights = 1.0, 1.0, 0.0, 1.0, [], []
+    for step in range(48):
+        warm = 0.016 + (0.256 - 0.016) * step / 20  # 5 epochs of warm-up
+        rate = warm if step < 20 else 0.256 * 0.97 ** math.floor(step / (2.4 * 4))
+        gradient = gradients[step % 4]
+        square += (1 - 0.9) * (gradient**2 - square)
+        momentum = 0.9 * momentum + rate * gradient / math.sqrt(square + 1e-3)
+        weight -= momentum
+        # timm's average starts as a copy of the first step's weights
+        average = weight if step == 0 else 0.9 * average + (1 - 0.9) * weight
+        rates.append(rate)
+        weights.append(weight)
+    assert task.rates == pytest.approx(rates)
+    assert task.seen == pytest.approx(weights, rel=1e-4)
+    assert loop.training.average.module.weight.item() == pytest.approx(average, rel=1e-4)
+    assert task.evaluated == pytest.approx(average, rel=1e-4)
+
+
+def test_weight_decay_is_added_to_the_gradient(tmp_path):
+    task, _ = follow(tmp_path, [0.5], ["schedule.epochs=1", "schedule.warmup_epochs=0", "optim.weight_decay=0.1"])
+    gradient = 0.5 + 0.1 * 1.0
+    assert task.seen[0] == pytest.approx(1 - 0.256 * gradient / math.sqrt(1 + 0.1 * (gradient**2 - 1) + 1e-3))
+
+
+def test_cosine_with_warm_up():
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.4)
+    schedule = load_config("demo", ["schedule.epochs=4", "schedule.warmup_epochs=1", "schedule.warmup_lr=0.1"]).schedule
+    scheduler = create_schedule(optimizer, schedule, steps_per_epoch=10)
+    rates = []
+    for step in range(40):
+        scheduler.step_update(step)
+        rates.append(optimizer.param_groups[0]["lr"])
+    assert rates[:10] == pytest.approx([0.1 + 0.03 * step for step in range(10)])
+    assert rates[10:] == pytest.approx([0.2 * (1 + math.cos(math.pi * step / 40)) for step in range(10, 40)])
+
+
+def test_accumulation_is_the_mean_of_its_rounds_and_clipping_the_norm_of_all(tmp_path):
+    settings = ["optim.name=momentum", "optim.lr=1", "optim.momentum=0", "optim.weight_decay=0", "optim.arguments={}"]
+    settings += ["schedule.epochs=1", "schedule.warmup_epochs=0", "schedule.name=cosine", "schedule.min_lr=1"]
+    task, loop = follow(tmp_path / "a", [1.0, 3.0, 8.0, 0.0], settings, accumulate=2)
+    assert task.seen == pytest.approx([1 - 2, 1 - 2 - 4])  # means of (1, 3) and (8, 0)
+    assert loop.training.history[0]["train_loss"] == pytest.approx((1.0 * 2 + -1.0 * 4) / 2)
+    task, _ = follow(tmp_path / "b", [1.0, 3.0, 8.0, 0.0], settings, clip_norm=1.0)
+    assert task.seen == pytest.approx([0, -1, -2, -2], abs=1e-5)
+
+
+def test_calibration_takes_the_plain_mean_over_the_batches():
+    bn = nn.Sequential(nn.BatchNorm2d(1))
+    batches = [(torch.randn(8, 1, 3, 3) * scale + scale, None) for scale in (1.0, 2.0, 5.0)]
+    bn[0].running_mean.fill_(77)
+    calibrate_bn(bn, batches)
+    assert bn[0].running_mean.item() == pytest.approx(sum(x.mean().item() for x, _ in batches) / 3, rel=1e-5)
+    assert bn[0].running_var.item() == pytest.approx(sum(x.var().item() for x, _ in batches) / 3, rel=1e-5)
+    assert bn[0].momentum == 0.1
+
+
+def test_label_smoothing_and_top_k():
+    config = load_config("demo", ["optim.label_smoothing=0.1"])
+    task = Classification(4, config.optim, config.schedule)
+    logits, labels = torch.tensor([[2.0, 1.0, 0.0, -1.0]]), torch.tensor([1])
+    log = logits.log_softmax(1)[0]
+    expected = -(0.9 * log[1] + 0.1 * log.mean())
+    assert task.step(lambda _: logits, (None, labels), 0)["loss"].item() == pytest.approx(expected.item())
+    metrics = classification_metrics(10)
+    scores = torch.arange(10.0).repeat(4, 1)  # class 9 first, 5 the fifth
+    metrics.update(scores, torch.tensor([9, 5, 4, -1]))  # -1: a picture that could not be read
+    found = {name: float(value) for name, value in metrics.compute().items()}
+    assert (found["top1"], found["top5"], found["val_images"]) == (pytest.approx(100 / 3), pytest.approx(200 / 3), 3)
+    expected = -scores.log_softmax(1)[0, [9, 5, 4]].mean().item()
+    assert found["val_loss"] == pytest.approx(expected)
+
+
+class Fading(Follow):
+    """Right in the first two evaluations, wrong ever after."""
+
+    evaluations = 0
+
+    def evaluate(self, module, batch, metrics):
+        metrics.update(torch.tensor([[1.0, 0.0]]), torch.tensor([int(self.evaluations > 1)]))
+        self.evaluations += 1
+
+
+def test_early_stop(tmp_path):
+    _, loop = follow(tmp_path, [1.0], ["schedule.epochs=9"], Fading, patience=2)
+    assert [row["top1"] for row in loop.training.history] == [100, 100, 0]
+    _, loop = follow(tmp_path, [1.0], ["schedule.epochs=9"], Fading, patience=0)
+    assert len(loop.training.history) == 9
+
+
+def test_the_papers_recipe_on_a_small_folder(digit_folder, tmp_path):
+    """From JPEG files to final weights, every part of the recipe in place; only sizes are smaller."""
+    small = [
+        "data.batch_size=32",
+        "data.image_size=48",
+        "data.workers=2",
+        "schedule.epochs=6",
+        "loop.checkpoint_steps=2",
+    ]
+    config = load_config("imagenet_mnas", [f"data.path={digit_folder}", *small])
+    result = train_classifier(NETWORK, config, tmp_path / "run", where=ON_CPU)
+    assert result.step == 6 * 3
+    # 15 steps of warm-up, then the rate behind the last step: 18 steps are 6 epochs, 2 decays of 2.4
+    assert [row["lr"] for row in result.history[:5]] == pytest.approx(
+        [0.016 + 0.24 * e / 5 for e in range(1, 5)] + [0.256 * 0.97**2]
+    )
+    assert result.history[5]["lr"] == pytest.approx(0.256 * 0.97**2)
+    assert all(math.isfinite(row["train_loss"]) for row in result.history)
+    about = torch.load(tmp_path / "run" / "last.ckpt", weights_only=True)
+    assert about["optimizers"][0]["param_groups"][0]["eps"] == 1e-3
+    assert about["average"] is not None
+    assert about["about"]["config"]["model"]["drop_rate"] == 0.2
