@@ -1,0 +1,152 @@
+"""A budget of MACs: read, kept by dual ascent during the search, hit exactly by a discrete landing at its end."""
+
+from __future__ import annotations
+
+import copy
+import math
+import re
+
+import torch
+from torch import Tensor
+
+from autonl.arch.macs import count_macs
+from autonl.errors import AutoNLError, refuse
+from autonl.search.cost import Cost
+from autonl.search.gates import Columns, Gates, Reached
+from autonl.search.space import Space
+
+UNITS = {"": 1, "K": 1e3, "M": 1e6, "G": 1e9}
+TOLERANCE = 0.01  # a network may cost up to this share less than the budget, never more
+
+
+def parse_budget(text: str, space: Space) -> int:
+    """MACs from "300M", "1.2G", "5000000" or a share of the space's largest network, "50%"."""
+    smallest, largest = (count_macs(space.spec(choices)) for choices in (space.smallest, space.largest))
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG%]?)", text.strip(), re.IGNORECASE | re.ASCII)
+    if not match:
+        refuse("--macs", text, "MACs such as 300M, or a share of the largest network such as 50%")
+    amount, unit = float(match[1]), match[2].upper()
+    macs = int(largest * amount / 100 if unit == "%" else amount * UNITS[unit])
+    if not smallest <= macs <= largest:
+        refuse(
+            "--macs",
+            text,
+            f"{smallest / 1e6:.2f}M to {largest / 1e6:.2f}M, "
+            f"{100 * smallest / largest:.1f}% to 100%: what the networks of the space {space.name} cost",
+        )
+    return macs
+
+
+class DualAscent:
+    """lambda follows what the budget is exceeded by, excess = log E[MACs] - log budget:
+
+        steady <- max(0, steady + rate excess),    lambda = max(0, steady + gain excess)
+
+    The first line alone is dual ascent. Thresholds add up what lambda tells them, so it would swing far past the
+    budget before it turned; the second line brakes. All on the device: no step waits for it.
+    """
+
+    def __init__(self, budget: int, rate: float, gain: float = 2.0) -> None:
+        self.log_budget, self.rate, self.gain = math.log(budget), rate, gain
+        self.steady = torch.zeros((), dtype=torch.float64)
+        self.weight = torch.zeros((), dtype=torch.float64)
+
+    @torch.no_grad()
+    def update(self, log_macs: Tensor) -> None:
+        excess = log_macs.double() - self.log_budget
+        self.steady = (self.steady.to(excess) + self.rate * excess).clamp(min=0)
+        self.weight = (self.steady + self.gain * excess).clamp(min=0)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {"steady": self.steady.cpu(), "weight": self.weight.cpu()}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        self.steady, self.weight = state["steady"], state["weight"]
+
+
+@torch.no_grad()
+def land(gates: Gates, cost: Cost, budget: int, count: int, seed: int) -> Tensor:
+    """Up to `count` different gate settings within the tolerance below the budget, (n, blocks, gates) of booleans.
+
+    They keep what the gates value most: the largest sums of the margins of the gates that act. Many copies of
+    the gates' decision are changed by one to three flips at a time, each kept when it brings the cost nearer to the
+    budget or, inside the tolerance, the value up; and now and then, less and less, when it does not.
+    """
+    margins = gates.margins().cpu().double()
+    always_open, columns = gates.always_open.cpu(), gates.columns
+    cost = copy.deepcopy(cost).cpu()
+    generator = torch.Generator().manual_seed(seed)
+    copies, rounds = 128, 1000
+    settings = gates.decisions().cpu().expand(copies, *margins.shape).clone()
+    scores = score(settings, margins, columns, cost, budget)
+    free = (~always_open).flatten().nonzero().squeeze(1)
+    kept: dict[bytes, tuple[float, Tensor]] = {}
+    for turn in range(rounds):
+        heat = 2.0 * (1 - turn / rounds)
+        tried = settings.clone().flatten(1)
+        for flip in range(3):  # one flip always, a second and a third with falling probability
+            where = free[torch.randint(len(free), (copies,), generator=generator)]
+            wanted = torch.rand(copies, generator=generator) < 0.5**flip
+            rows = torch.arange(copies)[wanted]
+            tried[rows, where[wanted]] ^= True
+        tried = tried.view_as(settings)
+        new = score(tried, margins, columns, cost, budget)
+        luck = torch.rand(copies, generator=generator).clamp(min=1e-12).log().double() * heat
+        accepted = new - scores > luck
+        settings[accepted], scores[accepted] = tried[accepted], new[accepted]
+        if turn >= rounds // 2:
+            collect(kept, settings, scores, columns)
+    best = sorted(kept.values(), key=lambda item: -item[0])[:count]
+    if not best:
+        raise AutoNLError(
+            f"no network of the space was found within {TOLERANCE:.0%} below {budget / 1e6:.2f}M MACs; "
+            "allowed: another budget, or a space with more candidates"
+        )
+    return torch.stack([setting for _, setting in best])
+
+
+def score(settings: Tensor, margins: Tensor, columns: Columns, cost: Cost, budget: int) -> Tensor:
+    """(copies,): the value of each setting, and far below every value where its cost is outside the tolerance."""
+    reached = Reached.by(settings.double(), columns)
+    share = cost(reached) / budget
+    outside = (share - 1).clamp(min=0) + (1 - TOLERANCE - share).clamp(min=0)
+    return value(reached, margins, columns) - 1e3 * outside - 100.0 * (outside > 0)
+
+
+def value(reached: Reached, margins: Tensor, columns: Columns) -> Tensor:
+    """Sum of the margins of the gates that are open and act: those inside what is absent earn nothing."""
+
+    def earned(candidates: Tensor, first: int, last: int) -> Tensor:
+        return (candidates[..., 1:] * margins[:, first:last]).sum(-1)
+
+    c = columns
+    inside = earned(reached.expand, c.expand.start + 1, c.expand.stop) + earned(
+        reached.kernel, c.kernel.start, c.kernel.stop
+    )
+    if c.se.stop > c.se.start:
+        inside = inside + reached.squeeze * (margins[:, c.se.start] + earned(reached.se, c.se.start + 1, c.se.stop))
+    if c.ratio.stop > c.ratio.start:
+        compact = earned(reached.ratio, c.ratio.start + 1, c.ratio.stop)
+        compact = compact + earned(reached.stride, c.stride.start, c.stride.stop)
+        inside = inside + reached.nonlocal_ * (margins[:, c.ratio.start] + compact)
+    return (reached.keep * (margins[:, 0] + inside)).sum(-1)
+
+
+def collect(kept: dict[bytes, tuple[float, Tensor]], settings: Tensor, scores: Tensor, columns: Columns) -> None:
+    """Keep the settings inside the budget, one of each network: gates that do not act make no difference."""
+    for index in scores.topk(16).indices.tolist():
+        if scores[index] <= -50:
+            break
+        acting = canonical(settings[index], columns)
+        kept.setdefault(acting.numpy().tobytes(), (scores[index].item(), acting))
+
+
+def canonical(setting: Tensor, columns: Columns) -> Tensor:
+    """The setting with every gate closed that does not act."""
+    out = setting.clone()
+    for _, span in columns.items():
+        out[:, span] = setting[:, span].long().cumprod(1).bool()
+    if columns.ratio.stop > columns.ratio.start:
+        out[:, columns.stride] &= out[:, columns.ratio.start, None]
+    out[:, 1:] &= out[:, :1]
+    return out

@@ -1,0 +1,43 @@
+"""Settings of a search: those of a training, and the section `search`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from autonl.data.config import at_least, between
+from autonl.errors import AutoNLError
+from autonl.train.config import Config
+
+
+@dataclass(frozen=True)
+class SearchSettings:
+    space: str = "autonl"  # a shipped one, or a .yaml file
+    resolution: str | None = None  # 128, or HEIGHTxWIDTH; default: data.image_size, else the space's own
+    width: float = 1.0  # times the space's channels
+    macs: str | None = None  # the budget: 300M, or a share of the largest network, 50%
+    cost_weight: float | None = None  # instead of a budget: the lambda of Eq. 15
+    warmup: tuple[float, float] = (0.15, 0.4)  # least and most of the search with all gates open
+    learned: float = 0.85  # the warm-up ends when the loss is below this share of chance's
+    travel: float = 5.0  # how far a threshold can move over the search, in temperatures of its gate
+    temperature: tuple[float, float] = (1.0, 0.2)  # of drawing the gates, from the warm-up's end to the search's
+    observe_steps: int = 10  # steps between two looks at the evidence
+    candidates: int = 16  # networks at the budget that are compared on the selection images
+    calibrate_batches: int = 8  # training batches that BN statistics are taken from before a network is judged
+
+    def __post_init__(self) -> None:
+        if self.macs is not None and self.cost_weight is not None:
+            raise AutoNLError("a budget (--macs) and a fixed weight (--cost-weight) exclude each other; give one")
+        at_least("search.cost_weight", self.cost_weight, 0)
+        between("search.width", self.width, 0.05, 20)
+        between("search.warmup", self.warmup[0], 0, self.warmup[1])
+        between("search.warmup", self.warmup[1], 0, 1)
+        between("search.learned", self.learned, 0, 1)
+        for value in self.temperature:
+            between("search.temperature", value, 0.01, 100)
+        for name in ("observe_steps", "candidates", "calibrate_batches"):
+            at_least(f"search.{name}", getattr(self, name), 1)
+
+
+@dataclass(frozen=True)
+class SearchConfig(Config):
+    search: SearchSettings = field(default_factory=SearchSettings)

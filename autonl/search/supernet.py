@@ -1,0 +1,121 @@
+"""One network that holds every network of a space: the largest one, its smaller candidates as masks.
+
+The weights are those of the largest network, under the same names; every candidate is a prefix of them (channels,
+hidden SE units), a core (kernels) or a grid (positions). A closed gate is exactly the identity.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from autonl.arch.codec import resolution_from
+from autonl.arch.macs import sampled
+from autonl.models import build
+from autonl.search.cost import Cost
+from autonl.search.evidence import affinity_distances, location_evidence, squeeze_evidence, weight_evidence
+from autonl.search.gates import Gates, Reached
+from autonl.search.masks import BlockMasks, Candidates, Masks
+from autonl.search.space import Space
+
+
+class SuperNet(nn.Module):
+    """forward(x) gives logits under the gates' present choice; `macs()` what a choice costs."""
+
+    def __init__(self, space: Space) -> None:
+        super().__init__()
+        self.space = space
+        self.resolution = resolution_from(space.resolution)
+        self.gates = Gates(space)
+        self.cost = Cost(space, self.resolution)
+        self.network: Any = build(space.spec(space.largest))
+        self.candidates = [
+            Candidates.of(space, block.conv_pw.in_channels, block.conv_pwl.out_channels) for block in self.searched()
+        ]
+        self.masks = Masks(self.candidates)
+        self.observing = False  # gather evidence in the next forward passes
+
+    def searched(self) -> list[Any]:
+        """timm's blocks that the gates act on: all but the fixed first one."""
+        return [block for stage in self.network.blocks for block in stage][1:]
+
+    def forward(self, x: Tensor) -> Tensor:
+        network = self.network
+        masks = self.masks(Reached.by(self.gates(), self.gates.columns))
+        x = network.bn1(network.conv_stem(x))
+        x = network.blocks[0][0](x)
+        evidence = []
+        for block, candidates, mask in zip(self.searched(), self.candidates, masks, strict=True):
+            seen: list[Tensor] | None = [] if self.observing else None
+            x = super_block(x, block, candidates, mask, seen)
+            if seen is not None:
+                evidence.append(torch.cat([weight_evidence(block, candidates), *seen]))
+        if evidence:
+            self.gates.observe(torch.stack(evidence))
+        return network.forward_head(network.bn2(network.conv_head(x)))
+
+    def macs(self, gates: Tensor | None = None) -> Tensor:
+        """Multiply-accumulates under the gates (default: as they are), in float64, differentiable."""
+        return self.cost(Reached.by(self.gates() if gates is None else gates, self.gates.columns))
+
+
+def super_block(
+    x: Tensor, block: Any, candidates: Candidates, masks: BlockMasks, seen: list[Tensor] | None = None
+) -> Tensor:
+    """timm's inverted residual under masks; `seen` gathers the evidence of SE, location, ratio and stride."""
+    shortcut = x
+    x = block.bn1(block.conv_pw(x))
+    depthwise = block.conv_dw
+    x = F.conv2d(x, depthwise.weight * masks.kernel, None, depthwise.stride, depthwise.padding, groups=depthwise.groups)
+    x = block.bn2(x)
+    if candidates.squeezed:
+        x = super_squeeze(x, block.se, candidates, masks, seen)
+    x = F.conv2d(x, block.conv_pwl.weight * masks.mid)
+    if candidates.compact:
+        projection_bn, lightnl = block.bn3
+        x = projection_bn(x)
+        if seen is not None:
+            seen.append(location_evidence(projection_bn, lightnl.bn))
+        x = super_lightnl(x, lightnl, candidates, masks, seen)
+    else:
+        x = block.bn3(x)
+    return shortcut + masks.keep * x if block.has_skip else x
+
+
+def super_squeeze(x: Tensor, se: Any, candidates: Candidates, masks: BlockMasks, seen: list[Tensor] | None) -> Tensor:
+    """Squeeze and excite with a prefix of the hidden units; without it x is scaled by one."""
+    pooled = x.mean((2, 3), keepdim=True)
+    hidden = se.act1(F.conv2d(pooled, se.conv_reduce.weight * masks.mid, se.conv_reduce.bias))
+    scale = se.gate(F.conv2d(hidden, se.conv_expand.weight * masks.se, se.conv_expand.bias))
+    if seen is not None:
+        seen.append(squeeze_evidence(scale, hidden, se.conv_expand.weight, candidates.squeezed))
+    return x * (1 + masks.squeeze * (scale - 1))
+
+
+def super_lightnl(
+    x: Tensor, lightnl: Any, candidates: Candidates, masks: BlockMasks, seen: list[Tensor] | None
+) -> Tensor:
+    """y = x_c diag(m) (x_sc^T x_s) / (H W): a ratio is a prefix mask m, a stride a share of the positions' sum."""
+    height, width = x.shape[-2:]
+    compact_chs = candidates.compact[-1]
+    share = (height * width) ** (-1 / 3)  # as in compact_nonlocal
+    x_c = x[:, :compact_chs].flatten(2) * share  # (N, Cr, HW)
+    grams = []  # one a stride, from the fewest positions to the most
+    for stride in candidates.strides:
+        x_s = x[:, :, ::stride, ::stride].flatten(2) * share  # (N, C, S)
+        grams.append(x_s @ x_s[:, :compact_chs].mT)  # (N, C, S) (N, S, Cr) -> (N, C, Cr)
+    gram = grams[0]
+    for before, after, reached in zip(grams, grams[1:], masks.stride[1:], strict=False):
+        gram = gram + reached * (after - before)  # the positions that a finer grid adds
+    y = (gram * masks.ratio.to(gram.dtype)) @ x_c  # (N, C, Cr) (N, Cr, HW) -> (N, C, HW)
+    if seen is not None:
+        counts = [sampled(height, width, stride) for stride in candidates.strides]
+        seen.append(affinity_distances([g[:, :compact_chs] for g in grams], counts, candidates.compact))
+    # the gate on gamma and beta is the gate on the whole branch, and its gradient a sum over channels, not over maps
+    affine = {"weight": lightnl.bn.weight * masks.nonlocal_, "bias": lightnl.bn.bias * masks.nonlocal_}
+    u = lightnl.depthwise(y.unflatten(2, (height, width)))
+    return x + functional_call(lightnl.bn, affine, (u,))

@@ -1,0 +1,291 @@
+"""A whole search: its budget, its reaction to the cost weight and to the task, kill and resume, several processes."""
+
+import math
+import os
+import random
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from autonl import AutoNLError, read_arch
+from autonl.arch.macs import count_macs
+from autonl.data.digits import digits
+from autonl.data.sources import Source
+from autonl.search.budget import land, parse_budget
+from autonl.search.config import SearchConfig
+from autonl.search.gates import Reached
+from autonl.search.run import random_network, search
+from autonl.search.space import Space, load_space
+from autonl.search.supernet import SuperNet
+from autonl.train.config import load_config
+from autonl.weights import load
+from tests.conftest import PROVE, prove
+from tests.search.far_apart import SPACE, far_apart
+from tests.search.test_supernet import SMALL
+from tests.train.small import ON_CPU, in_child, kill, rows
+from tests.train.test_processes import join, processes
+
+TINY = Space(
+    name="tiny",
+    resolution="32",
+    classes=10,
+    stem=8,
+    head=16,
+    activation="relu6",
+    bn_eps=1e-5,
+    bn_momentum=0.1,
+    first="k3_s1_e1_c8",
+    stages=((16, 2, 2), (24, 2, 2)),
+    expands=(2, 4),
+)
+
+
+def few_digits(images):
+    """So many training images, evenly from all classes, and 200 to validate on."""
+    train, validation = digits()
+    kept, few = torch.arange(0, len(train), len(train) // images), torch.arange(0, len(validation), 5)
+    return Source(tuple("0123456789"), train.subset(kept), validation.subset(few))
+
+
+def run_search(folder, *settings, space=TINY, images=400, resume=False, source=None, epochs=2):
+    settings = [
+        "data.batch_size=16",
+        f"schedule.epochs={epochs}",
+        "schedule.warmup_epochs=0.5",
+        "search.candidates=3",
+        "search.calibrate_batches=2",
+        "search.learned=1.0",
+        "loop.checkpoint_steps=5",
+        *settings,
+    ]
+    config = load_config("demo", settings, SearchConfig)
+    return search(config, Path(folder), space=space, source=source or few_digits(images), resume=resume, where=ON_CPU)
+
+
+# -- the budget --
+
+
+@pytest.mark.parametrize("share", [30, 45, 60, 75, 90])
+@pytest.mark.parametrize("seed", range(prove(1, 3)))
+def test_the_budget_is_hit_from_below(share, seed, tmp_path):
+    space = load_space("digits")
+    found = run_search(
+        tmp_path / "run",
+        f"search.macs={share}%",
+        f"seed={seed}",
+        space=space,
+        images=prove(200, 4000),
+        epochs=prove(1, 6),
+    )
+    largest = count_macs(space.spec(space.largest))
+    macs = count_macs(found.spec)
+    assert 0.99 * share / 100 * largest <= macs <= share / 100 * largest
+    # the folder holds that network with its weights
+    assert read_arch(tmp_path / "run" / "arch.yaml") == found.spec
+    network = load(tmp_path / "run")
+    assert network(torch.randn(1, 3, 32, 32)).shape == (1, 10)
+
+
+def test_landing_hits_every_budget_of_the_full_skeleton():
+    space = load_space("autonl")
+    torch.manual_seed(0)
+    supernet = SuperNet(space)
+    supernet.gates.observe(torch.randn_like(supernet.gates.evidence))
+    for share in prove((25, 85), (20, 25, 40, 55, 70, 85, 99)):
+        budget = parse_budget(f"{share}%", space)
+        settings = land(supernet.gates, supernet.cost, budget, 4, seed=share)
+        macs = [supernet.macs(setting.float()).item() for setting in settings]
+        assert all(0.99 * budget <= m <= budget for m in macs)
+        assert len({setting.numpy().tobytes() for setting in settings}) == len(settings)
+
+
+def test_landing_keeps_what_the_gates_value_most():
+    """All gates alike but those of LightNL, which are worth much more: the landing keeps every one of them."""
+    supernet = SuperNet(SMALL)
+    evidence = torch.zeros_like(supernet.gates.evidence)
+    evidence[:, supernet.gates.columns.ratio.start] = 3.0
+    supernet.gates.observe(evidence)
+    budget = parse_budget("60%", SMALL)
+    best = land(supernet.gates, supernet.cost, budget, 1, seed=0)[0]
+    reached = Reached.by(best.float(), supernet.gates.columns)
+    assert (reached.nonlocal_ * reached.keep).sum() == reached.keep.sum()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("10%", r"--macs: '10%' is not allowed; allowed: 102.53M to 548.59M, 18.7% to 100%"),
+        ("600M", "--macs: '600M' is not allowed"),
+        ("1", "--macs: '1' is not allowed"),
+        ("many", "MACs such as 300M, or a share of the largest network"),
+        ("-5%", "MACs such as 300M"),
+    ],
+)
+def test_a_budget_outside_the_space_is_refused_with_the_range(text, message):
+    with pytest.raises(AutoNLError, match=message):
+        parse_budget(text, load_space("autonl"))
+
+
+def test_budgets_as_people_write_them():
+    space = load_space("autonl")
+    assert parse_budget("300M", space) == 300_000_000
+    assert parse_budget("0.3G", space) == 300_000_000
+    assert parse_budget("300000000", space) == 300_000_000
+    assert parse_budget("50%", space) == count_macs(space.spec(space.largest)) // 2
+
+
+def test_the_small_space_is_fine_enough():
+    """From 25 % to 100 % of its largest network there is a network in every percent."""
+    space = load_space("digits")
+    largest, smallest = (count_macs(space.spec(choices)) for choices in (space.largest, space.smallest))
+    assert smallest <= 0.25 * largest
+    supernet = SuperNet(space)
+    for percent in prove((30, 50, 80), range(26, 101)):
+        budget = largest * percent // 100
+        macs = supernet.macs(land(supernet.gates, supernet.cost, budget, 1, seed=percent)[0].float()).item()
+        assert budget - 0.01 * largest < macs <= budget
+
+
+def test_random_networks_cost_the_budget():
+    space = load_space("digits")
+    budget = parse_budget("50%", space)
+    drawn = [random_network(space, budget, random.Random(seed)) for seed in range(3)]
+    assert all(0.99 * budget <= count_macs(spec) <= budget for spec in drawn)
+    assert len({spec.blocks for spec in drawn}) == 3
+
+
+# -- the cost weight --
+
+
+def test_the_cost_weight_decides_how_much_is_kept(tmp_path):
+    """A very large one ends at the smallest network; with none no threshold sees the cost."""
+    settings = ("search.travel=8", "search.warmup=[0.1,0.1]")
+    found = {
+        weight: run_search(tmp_path / str(weight), f"search.cost_weight={weight}", *settings, epochs=4).spec
+        for weight in (0, 1, 1000)
+    }
+    assert found[1000].blocks == TINY.spec(TINY.smallest).blocks
+    assert count_macs(found[0]) > count_macs(found[1]) >= count_macs(found[1000])
+
+
+def test_no_cost_gradient_with_weight_zero():
+    from autonl.search.task import Search
+
+    config = load_config("demo", ["search.cost_weight=0"], SearchConfig)
+    supernet = SuperNet(TINY)
+    task = Search(supernet, config, None, list)
+    task.tunings(supernet, 10)
+    task.warmup_end = 0
+    task.step(supernet, (torch.randn(4, 3, 32, 32), torch.randint(10, (4,))), 1)
+    log_macs = supernet.cost(Reached.by(supernet.gates.probabilities(), supernet.gates.columns)).log()
+    (gradient,) = torch.autograd.grad(task.weight() * log_macs, supernet.gates.threshold)
+    assert (gradient == 0).all()
+
+
+# -- the task --
+
+
+def far_apart_accuracy(folder, space, source, seed, *settings):
+    """(top-1 of the network found, its LightNL blocks)."""
+    settings = ["search.macs=1220000", "search.learned=0.85", "optim.label_smoothing=0", *settings]
+    settings += ["augment.scale=[1,1]", "augment.ratio=[1,1]", "data.evaluation_batch_size=500", f"seed={seed}"]
+    spec = run_search(folder, *settings, space=space, source=source, epochs=3).spec
+    assert 0.99 * 1_220_000 <= count_macs(spec) <= 1_220_000
+    return accuracy(load(folder), source.validation), sum(block.lightnl is not None for block in spec.blocks)
+
+
+def test_it_keeps_lightnl_where_only_long_range_helps(tmp_path):
+    """The far-apart test, small: see far_apart.py."""
+    settings = ("data.batch_size=16", "optim.lr=0.03", "schedule.warmup_epochs=0.2")
+    top1, kept = far_apart_accuracy(tmp_path / "run", SPACE, far_apart(2_500, 500), 0, *settings)
+    assert kept >= 1
+    assert top1 > 90
+
+
+@pytest.mark.skipif(not PROVE, reason="six searches on 20,000 pairs: make prove")
+def test_it_beats_the_search_without_lightnl(tmp_path):
+    """At the same MACs, by more than two standard errors; without LightNL nothing beats chance."""
+    source = far_apart()
+    settings = ("data.batch_size=64", "optim.lr=0.05")
+    spaces = {"with": SPACE, "without": replace(SPACE, ratios=())}
+    found = {
+        name: [far_apart_accuracy(tmp_path / f"{name}{seed}", space, source, seed, *settings) for seed in range(3)]
+        for name, space in spaces.items()
+    }
+    print(found)
+    top1 = {name: [accuracy for accuracy, _ in runs] for name, runs in found.items()}
+    difference = mean(top1["with"]) - mean(top1["without"])
+    assert difference > 2 * math.hypot(*(standard_error(values) for values in top1.values()))
+    assert mean(top1["without"]) < 55
+    assert all(kept >= 1 for _, kept in found["with"])
+
+
+@torch.no_grad()
+def accuracy(network, stored):
+    """In percent, with the embedded set's normalisation of the recipe's view."""
+    mean, std = (torch.tensor(network.default_cfg[name]).view(-1, 1, 1) for name in ("mean", "std"))
+    logits = network((stored.images / 255 - mean) / std)
+    return 100 * (logits.argmax(1) == stored.labels).float().mean().item()
+
+
+def mean(values):
+    return sum(values) / len(values)
+
+
+def standard_error(values):
+    spread = sum((value - mean(values)) ** 2 for value in values)
+    return math.sqrt(spread / max(1, len(values) - 1) / len(values))
+
+
+# -- kill, resume, several processes --
+
+
+def assert_same_search(folder, reference):
+    assert (folder / "arch.yaml").read_text() == (reference / "arch.yaml").read_text()
+    assert rows(folder) == rows(reference)
+    weights, expected = load_file(folder / "final.safetensors"), load_file(reference / "final.safetensors")
+    assert weights.keys() == expected.keys()
+    assert all(torch.equal(weights[key], expected[key]) for key in weights)
+
+
+def resume_search(folder):
+    run_search(folder, resume=True)
+
+
+def test_killed_and_resumed_ends_the_same(tmp_path):
+    started = time.perf_counter()
+    run_search(tmp_path / "unbroken")
+    seconds = time.perf_counter() - started
+    moments = random.Random(0)
+    for _ in range(prove(2, 12)):
+        process = in_child(resume_search, tmp_path / "killed")
+        time.sleep(moments.uniform(0.1, 0.9) * seconds)
+        kill(process)
+    process = in_child(resume_search, tmp_path / "killed")
+    process.join()
+    assert process.exitcode == 0
+    assert_same_search(tmp_path / "killed", tmp_path / "unbroken")
+
+
+def search_and_note(folder, notes):
+    found = run_search(folder)
+    torch.save({"margins": found.margins, "spec": str(found.spec)}, f"{notes}{os.environ['RANK']}.pt")
+
+
+def test_two_processes_have_the_same_gates(tmp_path):
+    join(processes(2, search_and_note, tmp_path / "run", tmp_path / "rank"))
+    first, second = (torch.load(tmp_path / f"rank{rank}.pt", weights_only=True) for rank in (0, 1))
+    assert first["spec"] == second["spec"]
+    assert len(first["margins"]) == 2
+    assert all(torch.equal(a, b) for a, b in zip(first["margins"], second["margins"], strict=True))
+
+
+def test_pictures_and_warnings(tmp_path):
+    found = run_search(tmp_path / "run", "search.learned=0.0", "search.warmup=[0.1,0.2]", epochs=3)
+    for name in ("arch.png", "search.png"):
+        assert (tmp_path / "run" / name).read_bytes().startswith(b"\x89PNG")
+    assert "the task was hardly learned" in found.warnings[0]
