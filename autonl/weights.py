@@ -41,8 +41,10 @@ def run_weights(ref: Ref) -> Path:
     raise AutoNLError(f"{ref if isinstance(ref, str) else type(ref).__name__}: has no weights; give a file of weights")
 
 
-def load_weights(module: nn.Module, path: str | os.PathLike[str]) -> None:
+def load_weights(module: nn.Module, path: str | os.PathLike[str], *, other_classes: bool = False) -> bool:
     """Put a file's weights into the network; names and shapes must match one for one. fp16 and bf16 are cast.
+
+    With other_classes, for fine-tuning, a classifier of another number of classes stays out; True says that it did.
 
     One exception: weights of a network without LightNL go into the same network with it. The BN behind a
     projection, `bn3.weight`, has then become `bn3.0.weight`, and LightNL's own weights are left as they are at
@@ -51,6 +53,8 @@ def load_weights(module: nn.Module, path: str | os.PathLike[str]) -> None:
     tensors = read_weights(path)
     wanted = module.state_dict()
     tensors = into_inserted(module, tensors, wanted)
+    strangers = other_classifier(module, tensors, wanted) if other_classes else {}
+    tensors |= strangers
     problems = [
         *(f"{name} is missing" for name in wanted if name not in tensors),
         *(f"{name} is not in the network" for name in tensors if name not in wanted),
@@ -69,6 +73,14 @@ def load_weights(module: nn.Module, path: str | os.PathLike[str]) -> None:
         more = f" (and {len(problems) - 3} more)" if len(problems) > 3 else ""
         raise AutoNLError(f"{path}: does not fit the network: {'; '.join(problems[:3])}{more}")
     module.load_state_dict(tensors)
+    return bool(strangers)
+
+
+def other_classifier(module: Any, tensors: dict[str, Tensor], wanted: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The network's own classifier, if the file's is for another number of classes."""
+    names = [f"{module.default_cfg['classifier']}.{kind}" for kind in ("weight", "bias")]
+    differ = [name for name in names if name in tensors and len(tensors[name]) != len(wanted.get(name, ()))]
+    return {name: wanted[name] for name in names if name in wanted} if differ else {}
 
 
 def into_inserted(module: nn.Module, tensors: dict[str, Tensor], wanted: dict[str, Tensor]) -> dict[str, Tensor]:

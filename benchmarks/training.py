@@ -4,13 +4,15 @@
     python -m benchmarks.training --data DIR
 
 MobileNetV2 1.0 at 128 px, the recipe tiny_imagenet: (a) forward, backward and step on a batch that is already
-there, (b) through `autonl train` with the images in memory, (c) with JPEG files in a folder and 16 workers.
+there, (b) through `autonl train` with the images in memory, (c) with JPEG files in a folder and 16 workers, (d) what
+the loader gives when nobody trains.
 Prints a table, writes benchmarks/results/training_<GPU>.csv. The first epoch, in which CUDA
 loads its kernels, is left out. `--epochs 30` is the recipe's own length.
 """
 
 import argparse
 import csv
+import itertools
 import platform
 import tempfile
 import time
@@ -21,6 +23,8 @@ import timm
 import torch
 import torch.nn.functional as F
 
+from autonl.data.loaders import Loaders, view_of
+from autonl.data.sources import open_source
 from autonl.models import create_model
 from autonl.train.config import Config, load_config
 from autonl.train.progress import Progress
@@ -58,6 +62,23 @@ def bare_images_per_second(config: Config, steps: int = 60, warmup: int = 20) ->
     return steps * batch_size / (time.perf_counter() - started)
 
 
+def loader_images_per_second(data: str, workers: int, epochs: int = 3) -> float:
+    """JPEG files to augmented batches on the device, with nobody training; workers 0: one core."""
+    config = load_config("tiny_imagenet", [f"data.path={data}", f"data.workers={workers}", "data.in_memory=false"])
+    view = view_of(create_model(NETWORK), config.data)
+    device = torch.device("cuda")
+    batches = Loaders(config.data, config.augment, view, CLASSES, device).training(open_source(config.data).train)
+    count = 0
+    for epoch in range(epochs + 1):
+        if epoch == 1:  # the workers are there
+            torch.cuda.synchronize()
+            started, count = time.perf_counter(), 0
+        for _, labels in itertools.islice(batches.epoch(epoch), 8 if workers == 0 else None):
+            count += len(labels)
+    torch.cuda.synchronize()
+    return count / (time.perf_counter() - started)
+
+
 def trained_images_per_second(data: str, epochs: int, *settings: str) -> dict[str, float]:
     """Images/s of the training part of the epochs behind the first, and of the whole command; final top-1."""
     config = load_config("tiny_imagenet", [f"data.path={data}", f"schedule.epochs={epochs}", *settings])
@@ -84,13 +105,16 @@ def main() -> None:
         raise SystemExit("this benchmark needs a GPU")
 
     config = load_config("tiny_imagenet", ["schedule.warmup_epochs=0"])
-    workers = f"data.workers={arguments.workers}"
+    with_workers = f"data.workers={arguments.workers}"
     warmup = "schedule.warmup_epochs=1"
     rows = {"bare": {"images_per_second": bare_images_per_second(config)}}
-    rows["in memory"] = trained_images_per_second(arguments.data, arguments.epochs, workers, warmup)
+    rows["in memory"] = trained_images_per_second(arguments.data, arguments.epochs, with_workers, warmup)
     rows["JPEG folder"] = trained_images_per_second(
-        arguments.data, arguments.epochs, workers, warmup, "data.in_memory=false"
+        arguments.data, arguments.epochs, with_workers, warmup, "data.in_memory=false"
     )
+    for workers in (0, 4, 8, arguments.workers):
+        speed = loader_images_per_second(arguments.data, workers)
+        rows[f"loader alone, {workers} workers"] = {"images_per_second": speed}
     bare = rows["bare"]["images_per_second"]
     about = {
         "network": NETWORK,
@@ -117,7 +141,7 @@ def main() -> None:
         for name, row in rows.items()
     ]
     for row in table:
-        print("{images:12} {images_per_second:8,} images/s {share_of_bare:6.1%} of bare  top-1 {top1}".format(**row))
+        print("{images:26} {images_per_second:8,} images/s {share_of_bare:6.1%} of bare  top-1 {top1}".format(**row))
     path = Path(__file__).parent / "results" / f"training_{about['hardware'].replace(' ', '_')}.csv"
     path.parent.mkdir(exist_ok=True)
     with open(path, "w", newline="") as file:

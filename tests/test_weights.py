@@ -125,3 +125,17 @@ def test_numbers_are_no_weights(tmp_path):
     torch.save({"epoch": 3}, tmp_path / "weights.pth")
     with pytest.raises(AutoNLError, match="not a file of weights"):
         read_weights(tmp_path / "weights.pth")
+
+
+def test_fine_tuning_leaves_a_classifier_for_other_classes_out(trained, tmp_path):
+    save_file(trained.state_dict(), tmp_path / "ten.safetensors")
+    three = create_model(NETWORK, num_classes=3)
+    classifier = three.classifier.weight.detach().clone()
+    with pytest.raises(AutoNLError, match=r"classifier\.weight has shape \(10, 16\), the network's \(3, 16\)"):
+        load_weights(three, tmp_path / "ten.safetensors")
+    assert load_weights(three, tmp_path / "ten.safetensors", other_classes=True)
+    assert torch.equal(three.classifier.weight, classifier)
+    assert torch.equal(three.conv_stem.weight, trained.conv_stem.weight)
+    same_classes = create_model(NETWORK)
+    assert not load_weights(same_classes, tmp_path / "ten.safetensors", other_classes=True)
+    assert same(same_classes.state_dict(), trained.state_dict())

@@ -76,7 +76,9 @@ def train_classifier(
     torch.manual_seed(derive_seed("init", config.seed))
     module = build_network(ref, config.model, source)
     if inherit or weights:
-        load_weights(module, weights or run_weights(ref))
+        path = weights or run_weights(ref)
+        if load_weights(module, path, other_classes=True):
+            shown.say(f"{path}: was trained on other classes: all but the classifier starts from it")
     view = view_of(module, config.data)
     config = replace(config, data=view_settings(view))
 
