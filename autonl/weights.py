@@ -110,7 +110,7 @@ def read_weights(path: str | os.PathLike[str]) -> dict[str, Tensor]:
         raise AutoNLError(f"{path}: cannot be read: {error.strerror or error}") from None
     except pickle.UnpicklingError:
         raise AutoNLError(f"{path}: refused: it holds more than tensors and plain values, or is no weights") from None
-    except (SafetensorError, zipfile.BadZipFile, RuntimeError, EOFError, KeyError, ValueError) as error:
+    except (SafetensorError, zipfile.BadZipFile, RuntimeError, EOFError, LookupError, ValueError) as error:
         raise AutoNLError(f"{path}: not a file of weights: {' '.join(str(error).split())[:120]}") from None
     if isinstance(content, dict):
         content = next((content[name] for name in CONTAINERS if isinstance(content.get(name), dict)), content)

@@ -30,12 +30,12 @@ def evaluate(
 
     Example: autonl evaluate runs/digits-demo
     """
-    from autonl.train.config import Config, load_config
+    from autonl.train.config import Config, load_config, replace
     from autonl.train.run import CONFIG_FILE, Where, evaluate_classifier
 
     kept = Path(ref) / CONFIG_FILE
-    settings = [*set_, *([f"data.path={data}"] if data else [])]
-    config: Config = load_config(str(kept) if kept.is_file() else None, settings)
+    config: Config = load_config(str(kept) if kept.is_file() else None, set_)
+    config = replace(config, data={"path": data} if data else {})
     result = evaluate_classifier(ref, config, data is None, weights=weights, where=Where(devices, num_nodes))
     if not result:  # another process than the first
         return

@@ -41,12 +41,10 @@ def search(
     """
     from autonl.search.config import SearchConfig
     from autonl.search.run import search as run_search
-    from autonl.train.config import load_config
+    from autonl.train.config import load_config, replace
     from autonl.train.run import Where
 
     flags = {
-        "data.path": data,
-        "seed": seed,
         "search.space": space,
         "search.macs": macs,
         "search.cost_weight": cost_weight,
@@ -55,6 +53,7 @@ def search(
     }
     settings = [*set_, *(f"{name}={value}" for name, value in flags.items() if value is not None)]
     config = load_config(recipe, settings, SearchConfig)
+    config = replace(config, data={"path": data} if data else {}, seed=config.seed if seed is None else seed)
     folder = Path(out or f"runs/search-{Path(config.search.space).stem}")
     found = run_search(
         config,

@@ -44,14 +44,15 @@ def train(
 
     Example: autonl train digits --recipe demo
     """
-    from autonl.train.config import load_config
+    from autonl.train.config import Config, load_config, replace
     from autonl.train.run import Where, train_classifier
 
-    settings = [*set_, *([f"data.path={data}"] if data else []), *([f"seed={seed}"] if seed is not None else [])]
+    config: Config = load_config(recipe, set_)
+    config = replace(config, data={"path": data} if data else {}, seed=config.seed if seed is None else seed)
     folder = Path(out or f"runs/{Path(ref.replace(':', '-')).stem}-{Path(recipe or 'train').stem}")
     result = train_classifier(
         ref,
-        load_config(recipe, settings),
+        config,
         folder,
         resume=resume,
         weights=weights,
@@ -65,7 +66,7 @@ def train(
     elif result.first_process and json:
         typer.echo(json_format.dumps({"run": str(folder), "steps": result.step, **result.metrics}))
     elif result.first_process:
-        print_result(folder, result, data)
+        print_result(folder, result)
 
 
 def report_stop(folder: Path, result: Result) -> None:
@@ -77,7 +78,7 @@ def report_stop(folder: Path, result: Result) -> None:
     raise typer.Exit(128 + (result.stopped_by or 0))
 
 
-def print_result(folder: Path, result: Result, data: str | None) -> None:
+def print_result(folder: Path, result: Result) -> None:
     best = max((row for row in result.history if "top1" in row), key=lambda row: row["top1"])
     rows: list[tuple[str, Any, dict[str, Any]]] = [
         ("final", result.history[-1]["epoch"], result.metrics),
@@ -91,5 +92,4 @@ def print_result(folder: Path, result: Result, data: str | None) -> None:
         table.add_row(name, str(epoch), f"{row['top1']:.2f}", f"{row['top5']:.2f}", f"{row['val_loss']:.4f}")
     console = Console()
     console.print(table, highlight=False)
-    where = f" --data {shlex.quote(data)}" if data else ""
-    console.print(f"\nnext: autonl evaluate {shlex.quote(str(folder))}{where}", highlight=False, markup=False)
+    console.print(f"\nnext: autonl evaluate {shlex.quote(str(folder))}", highlight=False, markup=False)

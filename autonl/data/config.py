@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from autonl.errors import refuse
@@ -21,7 +22,7 @@ class DataConfig:
     evaluation_batch_size: int = 256  # images at a time on a device
     workers: int = 4  # processes that decode, a device
     in_memory: bool = False  # decode once, keep the images on the device, augment there
-    stored_size: int | None = None  # side of the images kept in memory; default: the smaller side of the first
+    stored_size: int | None = None  # side of the images kept in memory; default: that of the network
     max_corrupt: int = 20  # unreadable images that are skipped before the run stops
     # None: the network's own
     image_size: int | None = None
@@ -57,7 +58,7 @@ class AugmentConfig:
     def __post_init__(self) -> None:
         between("augment.flip", self.flip, 0, 1)
         for name, (low, high) in (("scale", self.scale), ("ratio", self.ratio)):
-            if not 0 < low <= high or (name == "scale" and high > 1):
+            if not 0 < low <= high < math.inf or (name == "scale" and high > 1):
                 refuse(f"augment.{name}", [low, high], "two numbers above 0, the smaller first, scale up to 1")
         for strength in self.colour:
             between("augment.colour", strength, 0, 1)

@@ -88,8 +88,8 @@ class DecodedImages(Dataset[tuple[Tensor, int, str]]):
 class CheckedBatches:
     """The batches of a DataLoader, (images, labels), once their labels and unreadable files have been looked at."""
 
-    def __init__(self, loader: Any, classes: int, corrupt: CorruptImages) -> None:
-        self.loader, self.classes, self.corrupt = loader, classes, corrupt
+    def __init__(self, loader: Any, classes: int, corrupt: CorruptImages, training: bool = False) -> None:
+        self.loader, self.classes, self.corrupt, self.training = loader, classes, corrupt, training
 
     def __len__(self) -> int:
         return len(self.loader)
@@ -99,6 +99,8 @@ class CheckedBatches:
             for names in unreadable:
                 self.corrupt.note(name for joined in names for name in joined.split("\n"))
             low, high = labels.aminmax()
+            if self.training and low == -1:
+                raise AutoNLError(f"no training image can be read: {', '.join(self.corrupt.names)}")
             if low < -1 or high >= self.classes:
                 wrong = int(high if high >= self.classes else low)
                 raise AutoNLError(f"an image has the label {wrong}; the network has classes 0 to {self.classes - 1}")
@@ -146,9 +148,10 @@ def view_of(module: Any, config: DataConfig) -> View:
     settings = {name: getattr(config, name) for name in ("crop_pct", "interpolation", "mean", "std")}
     if config.image_size:
         settings["input_size"] = (3, config.image_size, config.image_size)
+    for name in ("mean", "std"):
+        if settings[name] is not None and len(settings[name]) != 3:
+            refuse(f"data.{name}", settings[name], "three numbers")
     found = resolve_data_config(settings, model=module)
-    if len(found["mean"]) != 3 or len(found["std"]) != 3:
-        refuse("data.mean, data.std", [found["mean"], found["std"]], "three numbers each")
     return View(tuple(found["input_size"][-2:]), found["mean"], found["std"], found["interpolation"], found["crop_pct"])
 
 
@@ -174,14 +177,19 @@ class Loaders:
         if isinstance(images, Stream):
             images.dataset.transform = self.training_transform()
             size = rank_batch_size(config.batch_size, self.share.world, accumulate)
-            return StreamTraining(images.dataset, self.on_device(self.stream_loader(images, size, drop_last=True)))
+            batches = self.on_device(self.stream_loader(images, size, drop_last=True), training=True)
+            if not len(batches):
+                raise AutoNLError(f"the stream does not fill one batch: data.batch_size is {config.batch_size}")
+            return StreamTraining(images.dataset, batches)
         if config.in_memory or isinstance(images, StoredImages):
             images = self.stored(images)
         order = TrainingOrder(len(images), config.batch_size, self.seed, self.share, accumulate)
         if isinstance(images, StoredImages):
+            if self.augment.auto_augment:
+                refuse("augment.auto_augment", self.augment.auto_augment, "none for images in memory")
             return MemoryTraining(images, order, self.view, self.augment, self.device)
         decoded = DecodedImages(images, self.training_transform(), self.seed, True, config.max_corrupt)
-        return LoaderTraining(order, self.on_device(self.map_loader(decoded, order)))
+        return LoaderTraining(order, self.on_device(self.map_loader(decoded, order), training=True))
 
     def evaluation(self, images: ImageSet) -> EvaluationBatches:
         config = self.config
@@ -211,19 +219,22 @@ class Loaders:
 
     def training_transform(self) -> Any:
         augment, view = self.augment, self.view
-        return create_transform(
-            view.size,
-            is_training=True,
-            scale=augment.scale,
-            ratio=augment.ratio,
-            hflip=augment.flip,
-            color_jitter=augment.colour if any(augment.colour) else None,
-            auto_augment=augment.auto_augment,
-            interpolation=view.interpolation,
-            mean=view.mean,
-            std=view.std,
-            normalize=False,
-        )
+        try:
+            return create_transform(
+                view.size,
+                is_training=True,
+                scale=augment.scale,
+                ratio=augment.ratio,
+                hflip=augment.flip,
+                color_jitter=augment.colour if any(augment.colour) else None,
+                auto_augment=augment.auto_augment,
+                interpolation=view.interpolation,
+                mean=view.mean,
+                std=view.std,
+                normalize=False,
+            )
+        except (AssertionError, KeyError, ValueError, IndexError):  # timm's for a policy that it does not have
+            refuse("augment.auto_augment", augment.auto_augment, "a policy of timm's, such as rand-m9-mstd0.5")
 
     def evaluation_transform(self) -> Any:
         view = self.view
@@ -247,8 +258,8 @@ class Loaders:
             "worker_init_fn": leave_signals_to_the_main_process,
         }
 
-    def on_device(self, loader: DataLoader[Any]) -> PrefetchLoader:
-        checked = CheckedBatches(loader, self.classes, self.corrupt)
+    def on_device(self, loader: DataLoader[Any], training: bool = False) -> PrefetchLoader:
+        checked = CheckedBatches(loader, self.classes, self.corrupt, training)
         return PrefetchLoader(checked, self.view.mean, self.view.std, device=self.device, img_dtype=torch.float32)
 
 

@@ -108,10 +108,14 @@ class EvaluationOrder:
 
 
 def split_by_class(labels: np.ndarray, share: float) -> tuple[np.ndarray, np.ndarray]:
-    """(kept, held out) indices: a fixed split that holds out the same share of every class, at least one image."""
+    """(kept, held out) indices: a fixed split that holds out the same share of every class, at least one image.
+
+    A class with a single image keeps it: it could not be learned otherwise.
+    """
     generator = np.random.default_rng(0)
     held_out = np.zeros(len(labels), dtype=bool)
     for label in np.unique(labels):
         members = generator.permutation(np.flatnonzero(labels == label))
-        held_out[members[: max(1, round(share * len(members)))]] = True
+        count = min(max(1, round(share * len(members))), len(members) - 1)
+        held_out[members[:count]] = True
     return np.flatnonzero(~held_out), np.flatnonzero(held_out)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tarfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -38,13 +39,20 @@ class Images:
     def open(self, place: int) -> Image.Image:
         file, _ = self.reader[int(self.indices[place])]
         with file:
-            return Image.open(file).convert("RGB")
+            return to_rgb(Image.open(file))
 
     def name(self, place: int) -> str:
         return str(self.reader.filename(int(self.indices[place]), absolute=True))
 
     def subset(self, places: np.ndarray) -> Images:
         return replace(self, indices=self.indices[places], labels=self.labels[places])
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    """Three channels of 8 bits; PIL would cut 16-bit grey at 255 instead of scaling it."""
+    if image.mode.startswith("I"):
+        image = Image.fromarray((np.asarray(image).clip(0, 65535) // 256).astype(np.uint8))
+    return image.convert("RGB")
 
 
 @dataclass(frozen=True)
@@ -89,10 +97,16 @@ def open_source(config: DataConfig, seed: int = 0, classes: Sequence[str] = ()) 
         names, train_images = open_folder(parts["train"], classes)
         _, validation_images = open_folder(parts["validation"], names)
         return keep_selection(Source(names, train_images, validation_images), config)
+    if parts["validation"]:
+        raise AutoNLError(
+            f"{path}: holds {Path(parts['validation']).name} and no train; allowed: both, or class folders"
+        )
     names, images = open_folder(parts["train"] or path, classes)
     kept, held_out = split_by_class(images.labels, config.held_out)
-    if not len(kept):
-        raise AutoNLError(f"{path}: nothing is left to train on once data.held_out {config.held_out} is taken away")
+    if not len(held_out):
+        raise AutoNLError(
+            f"{path}: every class has one image, none to hold out; allowed: two and more, or train and val"
+        )
     return keep_selection(Source(names, images.subset(kept), images.subset(held_out)), config)
 
 
@@ -101,7 +115,10 @@ def open_evaluation(config: DataConfig, classes: Sequence[str] = ()) -> Source:
     path, classes = config.path, classes or read_classes(config)
     if path is None or path == EMBEDDED or path.startswith(("hfds/", *STREAM_PREFIXES)):
         return open_source(config, classes=classes)
-    names, images = open_folder(find_split(path, SPLIT_NAMES["validation"]) or path, classes)
+    validation = find_split(path, SPLIT_NAMES["validation"])
+    if not validation and find_split(path, SPLIT_NAMES["train"]):
+        raise AutoNLError(f"{path}: holds train and no val; give the folder to evaluate on")
+    names, images = open_folder(validation or path, classes)
     return Source(names, None, images)
 
 
@@ -130,6 +147,8 @@ def open_folder(root: str, classes: Sequence[str] = ()) -> tuple[tuple[str, ...]
         reader = create_reader("", root=root)
     except RuntimeError:  # timm's for no image at all
         raise AutoNLError(f"{root}: holds no images; a class is a folder of images") from None
+    except (tarfile.TarError, OSError) as error:
+        raise AutoNLError(f"{root}: cannot be read: {error}") from None
     if os.path.isdir(root):
         refuse_empty_classes(root, reader)
         found, labels = reader.class_to_idx, np.array([label for _, label in reader.samples])
@@ -147,6 +166,10 @@ def open_folder(root: str, classes: Sequence[str] = ()) -> tuple[tuple[str, ...]
 def refuse_empty_classes(root: str, reader: Any) -> None:
     folders = {entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith(".")}
     filled = {os.path.relpath(path, root).split(os.sep)[0] for path, _ in reader.samples}
+    nested = sorted({os.path.dirname(os.path.relpath(path, root)) for path, _ in reader.samples})
+    nested = [folder for folder in nested if os.sep in folder]
+    if nested:
+        raise AutoNLError(f"{root}: {nested[0]!r} is a folder inside a class; allowed: class folders of images")
     empty = sorted(folders - filled)
     if empty:
         raise AutoNLError(f"{root}: the class folder {empty[0]!r} holds no images ({len(empty)} such folder(s))")

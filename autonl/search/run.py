@@ -33,7 +33,15 @@ from autonl.train.bn import calibrate_bn
 from autonl.train.config import replace
 from autonl.train.loop import Loop, Result, evaluate, launch, share
 from autonl.train.progress import Progress
-from autonl.train.run import Where, describe, find_checkpoint, refuse_other_run, view_settings, write_description
+from autonl.train.run import (
+    Where,
+    describe,
+    describe_data,
+    find_checkpoint,
+    refuse_other_run,
+    view_settings,
+    write_description,
+)
 from autonl.train.state import write_weights
 from autonl.train.tasks import Classification
 from autonl.weights import BEST_WEIGHTS, FINAL_WEIGHTS
@@ -91,10 +99,10 @@ def search(
     supernet = SuperNet(space)
     view = view_of(supernet.network, config.data)
     config = replace(config, data=view_settings(view))
-    about = describe(space.spec(space.largest), config, space.classes, view.size, command)
+    about = describe(space.spec(space.largest), config, space.classes, view.size, command) | describe_data(source)
     if checkpoint:
         refuse_other_run(folder, checkpoint["about"], about)
-    elif fabric.is_global_zero:
+    if fabric.is_global_zero:
         write_description(folder, about | {"architecture": None}, source.classes)
 
     loaders = Loaders(config.data, config.augment, view, space.classes, fabric.device, share(fabric), config.seed)

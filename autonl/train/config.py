@@ -29,7 +29,7 @@ class OptimConfig:
 
     def __post_init__(self) -> None:
         at_least("optim.lr", self.lr, 0)
-        at_least("optim.momentum", self.momentum, 0)
+        between("optim.momentum", self.momentum, 0, 1)
         at_least("optim.weight_decay", self.weight_decay, 0)
         between("optim.label_smoothing", self.label_smoothing, 0, 0.99)
 
@@ -74,7 +74,7 @@ class LoopConfig:
         if self.precision not in PRECISIONS:
             refuse("loop.precision", self.precision, ", ".join(PRECISIONS))
         between("loop.ema", self.ema, 0, 1)
-        at_least("loop.clip_norm", self.clip_norm, 0)
+        at_least("loop.clip_norm", self.clip_norm, 1e-9)
         for name in ("accumulate", "evaluate_epochs", "checkpoint_epochs", "log_steps"):
             at_least(f"loop.{name}", getattr(self, name), 1)
         for name in ("calibrate_batches", "checkpoint_steps", "patience"):
@@ -142,7 +142,9 @@ def apply_setting(content: dict[str, Any], setting: str, kind: type) -> None:
         refuse("--set", setting, "section.name=value with a value in YAML")
     place = content
     for section in sections:
-        place = place.setdefault(section, {})
+        if place.get(section) is None:  # absent, or a heading in the recipe with nothing below it
+            place[section] = {}
+        place = place[section]
         if not isinstance(place, dict):
             refuse_name("setting", name, known)
     place[last] = value
@@ -159,6 +161,7 @@ def setting_names(kind: type, prefix: str = "") -> list[str]:
 def from_dict(kind: type[Section], content: object, prefix: str = "", known: Iterable[str] = ()) -> Section:
     """A section, and those inside it, from plain values; an unknown name or a wrong type is refused."""
     known = known or setting_names(kind)
+    content = {} if content is None else content
     if not isinstance(content, Mapping):
         refuse(prefix.rstrip(".") or "settings", content, "a mapping of settings")
     hints = get_type_hints(kind)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import time
 from collections.abc import Iterable
@@ -27,9 +28,11 @@ from autonl.train.progress import Progress
 from autonl.train.records import EpochMeans, NonFiniteError, Records
 from autonl.train.restarts import join_attempt
 from autonl.train.signals import StopRequest
-from autonl.train.state import LAST, Training, weights_are_finite, write_checkpoint, write_weights
+from autonl.train.state import LAST, Training, weights_are_finite, write_atomically, write_checkpoint, write_weights
 from autonl.train.tasks import Task
 from autonl.weights import BEST_WEIGHTS, FINAL_WEIGHTS
+
+RESULT_FILE = "result.json"  # the final evaluation, behind calibration
 
 
 def launch(
@@ -193,7 +196,8 @@ class Loop:
         module = self.training.evaluated()
         share_bn(module, self.fabric.world_size)
         metrics = evaluate(self.fabric, module, self.task, self.validation)
-        if metrics[self.task.monitor] > best and self.fabric.is_global_zero:
+        better = metrics[self.task.monitor] > best and weights_are_finite(module)
+        if better and self.fabric.is_global_zero:
             write_weights(self.folder / BEST_WEIGHTS, module)
         return metrics
 
@@ -208,6 +212,7 @@ class Loop:
         metrics = evaluate(self.fabric, module, self.task, self.validation)
         if self.fabric.is_global_zero:
             write_weights(self.folder / FINAL_WEIGHTS, module)
+            write_atomically(self.folder / RESULT_FILE, json.dumps({"step": self.training.step} | metrics).encode())
         self.fabric.barrier()
         return self.result(module, metrics)
 

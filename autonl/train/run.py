@@ -82,7 +82,8 @@ def train_classifier(
     view = view_of(module, config.data)
     config = replace(config, data=view_settings(view))
 
-    about = describe(ref, config, module.num_classes, view.size, command)
+    refuse_what_does_not_run(module, view)
+    about = describe(ref, config, module.num_classes, view.size, command) | describe_data(source)
     if checkpoint:
         refuse_other_run(folder, checkpoint["about"], about)
 
@@ -103,7 +104,7 @@ def train_classifier(
         resume=checkpoint,
         progress=shown,
     )
-    if fabric.is_global_zero and not checkpoint:  # nothing is left behind by settings that do not fit
+    if fabric.is_global_zero:  # nothing is left behind by settings that do not fit; a resumed run may have moved
         write_description(folder, about, source.classes)
     return loop.run()
 
@@ -125,14 +126,17 @@ def evaluate_classifier(
     source = opened(config.data, classes=known_classes(ref))
     module = build_network(ref, config.model, source)
     load_weights(module, weights or run_weights(ref))
-    module = fabric.to_device(module.to(memory_format=torch.channels_last))
     view = view_of(module, config.data)
+    refuse_what_does_not_run(module, view)
+    module = fabric.to_device(module.to(memory_format=torch.channels_last))
     loaders = Loaders(config.data, config.augment, view, module.num_classes, fabric.device, share(fabric))
     batches = loaders.evaluation(source.validation)
     started = time.perf_counter()
     task = Classification(module.num_classes, config.optim, config.schedule)
     metrics = evaluate(fabric, module, task, batches)
     seconds = time.perf_counter() - started
+    if not metrics["val_images"]:
+        raise AutoNLError(f"{config.data.path}: no image could be read")
     if not fabric.is_global_zero:
         return None
     return {
@@ -152,14 +156,32 @@ def build_network(ref: Ref, arguments: dict[str, Any], source: Source) -> Any:
     """The network of a REF with fresh weights, which must tell the classes of the data apart."""
     try:
         module: Any = create_model(ref, **arguments)
-    except TypeError as error:  # timm's for an argument that the network does not have
-        raise AutoNLError(f"model: {' '.join(str(error).split())[:200]}") from None
+    except AutoNLError:
+        raise
+    except Exception as error:  # timm's networks refuse an argument in many ways
+        reason = f"{type(error).__name__} {' '.join(str(error).split())[:200]}"
+        raise AutoNLError(f"model: the network cannot be made with {arguments}: {reason}") from None
+    if not hasattr(module, "num_classes"):
+        raise AutoNLError(f"model: {arguments} does not make a classifier")
     if source.classes and module.num_classes != len(source.classes):
         raise AutoNLError(
             f"the network tells {module.num_classes} classes apart, the data has {len(source.classes)}; "
             "a folder is a class, in the order of the names"
         )
     return module
+
+
+def refuse_what_does_not_run(module: Any, view: View) -> None:
+    """One image through the network: before anything is written, rather than in the first step."""
+    module.eval()
+    try:
+        with torch.no_grad():
+            module(torch.zeros(1, 3, *view.size))
+    except Exception as error:  # a network may have any reason to refuse an image
+        height, width = view.size
+        reason = " ".join(str(error).split())[:200]
+        raise AutoNLError(f"the network does not take colour images of {height}x{width}: {reason}") from None
+    module.train()
 
 
 def known_classes(ref: Ref) -> list[str]:
@@ -211,6 +233,11 @@ def describe(ref: Ref, config: Config, classes: int, size: tuple[int, int], comm
     }
 
 
+def describe_data(source: Source) -> dict[str, Any]:
+    """What must be the same when a run is resumed, wherever the images lie by then."""
+    return {"training_images": len(source.train) if source.train else 0, "classes": list(source.classes)}
+
+
 def write_description(folder: Path, about: dict[str, Any], classes: Sequence[str]) -> None:
     """arch.yaml, config.yaml, run.yaml and classes.txt of a new run folder."""
 
@@ -222,7 +249,7 @@ def write_description(folder: Path, about: dict[str, Any], classes: Sequence[str
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise AutoNLError(f"{folder}: cannot be made: {error.strerror}") from None
-    about = dict(about)
+    about = {name: value for name, value in about.items() if name != "classes"}
     architecture, config = about.pop("architecture"), about.pop("config")
     if architecture:
         write(ARCH_FILE, architecture)
@@ -243,6 +270,12 @@ def refuse_other_run(folder: Path, kept: dict[str, Any], now: dict[str, Any]) ->
     """A run is resumed with the settings it was started with."""
     if kept["architecture"] != now["architecture"] or kept["ref"] != now["ref"]:
         raise AutoNLError(f"{folder}: holds a run of another network, {kept['ref']}; this command trains {now['ref']}")
+    if kept["classes"] != now["classes"] or kept["training_images"] != now["training_images"]:
+        raise AutoNLError(
+            f"{folder}: the run was started on {kept['training_images']} training images of {len(kept['classes'])} "
+            f"classes, this command has {now['training_images']} of {len(now['classes'])}, or of others; "
+            "resume with the same images, or choose another --out"
+        )
     old, new = flat(kept["config"]), flat(now["config"])
     for name in sorted((old.keys() | new.keys()) - MAY_CHANGE):
         if old.get(name) != new.get(name):

@@ -121,7 +121,9 @@ def read_checkpoint(folder: Path) -> tuple[dict[str, Any] | None, list[str]]:
         except AutoNLError as error:
             problems.append(str(error))
     if problems:
-        raise AutoNLError("; ".join(problems) + "; no whole checkpoint is left: start again without --resume")
+        raise AutoNLError(
+            "; ".join(problems) + "; no whole checkpoint is left: choose another --out, or delete the folder"
+        )
     return None, problems
 
 

@@ -89,7 +89,7 @@ def create_optimizer(module: nn.Module, config: OptimConfig) -> Optimizer:
         return create_optimizer_v2(
             module, config.name, config.lr, config.weight_decay, config.momentum, **config.arguments
         )
-    except (ValueError, TypeError, AssertionError) as error:  # an unknown optimiser or argument
+    except (ValueError, TypeError, AssertionError, RuntimeError) as error:  # an unknown optimiser or argument
         raise AutoNLError(f"optim: {' '.join(str(error).split())[:200]}") from None
 
 

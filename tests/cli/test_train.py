@@ -3,6 +3,7 @@
 import json
 import os
 import shlex
+import shutil
 import signal
 import sys
 import time
@@ -57,7 +58,7 @@ def test_a_training_from_the_command_line(autonl, images, arch, tmp_path):
     assert "epoch 2" in err
     assert {path.name for path in run.iterdir()} == {
         "arch.yaml", "best.safetensors", "classes.txt", "config.yaml", "final.safetensors", "last.ckpt",
-        "metrics.csv", "previous.ckpt", "run.yaml", "tensorboard",
+        "metrics.csv", "previous.ckpt", "result.json", "run.yaml", "tensorboard",
     }  # fmt: skip
     assert read_arch(run / "arch.yaml") == NETWORK
     about = yaml.safe_load((run / "run.yaml").read_text())
@@ -76,7 +77,7 @@ def test_a_training_from_the_command_line(autonl, images, arch, tmp_path):
     assert "holds a run already" in err
     code, out, err = autonl("train", arch, "--data", images, *SETTINGS, "--seed", 3, "--out", run, "--resume")
     assert code == 0
-    assert f"next: autonl evaluate {run} --data {images}" in out.replace("\n", " ").replace("  ", " ")
+    assert f"next: autonl evaluate {run}" in out.replace("\n", " ").replace("  ", " ")
     assert "going on behind step 8" in err
 
     heir = tmp_path / "heir"
@@ -173,3 +174,52 @@ def test_the_demo(autonl, monkeypatch, tmp_path):
     result = json.loads(out)
     assert (code, result["images"]) == (0, 1000)
     assert result["top1"] > prove(85, 95)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["model.in_chans=1"], "does not take colour images of 32x32"),
+        (["model.features_only=true"], "does not make a classifier"),
+        (["model.drop_rate=2"], "dropout probability has to be between 0 and 1"),
+        (["model.act_layer=foo"], "model: the network cannot be made with"),
+        (["data.mean=[1,2]"], r"data.mean: (1.0, 2.0) is not allowed; allowed: three numbers"),
+        (["augment.auto_augment=foo"], "augment.auto_augment: 'foo' is not allowed"),
+        (["data.in_memory=true", "augment.auto_augment=rand-m9"], "allowed: none for images in memory"),
+        (["augment.ratio=[1,.inf]"], "augment.ratio"),
+        (["optim.name=nothing"], "optim: "),
+        (["loop.clip_norm=0"], "loop.clip_norm: 0.0 is not allowed"),
+    ],
+)
+def test_settings_that_do_not_fit_leave_nothing_behind(autonl, images, arch, tmp_path, settings, message):
+    flags = [flag for setting in settings for flag in ("--set", setting)]
+    code, _, err = autonl("train", arch, "--data", images, *SETTINGS, *flags, "--out", tmp_path / "run")
+    assert code == 2
+    assert message in err
+    assert err.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_path_is_taken_as_it_is_written(autonl, images, arch, tmp_path):
+    """Not as YAML: a comment sign, a date, a leading zero."""
+    for name in ("set #2", "2020-01-01", "a: b"):
+        shutil.copytree(images, tmp_path / name)
+        run = tmp_path / f"run {name}"
+        code, _, err = autonl("train", arch, "--data", tmp_path / name, *SETTINGS, "--out", run)
+        assert code == 0, err
+        assert yaml.safe_load((run / "config.yaml").read_text())["data"]["path"] == str(tmp_path / name)
+        result = json.loads((run / "result.json").read_text())
+        assert {"top1", "top5", "val_loss", "step"} <= result.keys()
+
+
+def test_resume_with_other_images_is_refused_and_with_moved_ones_goes_on(autonl, images, arch, tmp_path):
+    first, run = shutil.copytree(images, tmp_path / "first"), tmp_path / "run"
+    assert autonl("train", arch, "--data", first, *SETTINGS, "--out", run)[0] == 0
+    fewer = shutil.copytree(images, tmp_path / "fewer")
+    next((fewer).glob("*/*")).unlink()
+    code, _, err = autonl("train", arch, "--data", fewer, *SETTINGS, "--out", run, "--resume")
+    assert code == 2
+    assert "the run was started on" in err
+    moved = first.rename(tmp_path / "moved")
+    assert autonl("train", arch, "--data", moved, *SETTINGS, "--out", run, "--resume")[0] == 0
+    assert json.loads(autonl("evaluate", run, "--json")[1])["images"] > 0

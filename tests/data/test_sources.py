@@ -12,8 +12,8 @@ from autonl.data import sources
 from autonl.data.config import AugmentConfig, DataConfig
 from autonl.data.loaders import Loaders
 from autonl.data.memory import View
-from autonl.data.order import Share
-from autonl.data.sources import open_evaluation, open_source
+from autonl.data.order import Share, split_by_class
+from autonl.data.sources import open_evaluation, open_source, to_rgb
 from autonl.errors import AutoNLError
 
 CPU = torch.device("cpu")
@@ -113,7 +113,7 @@ def test_every_image_is_evaluated_once_on_uneven_ranks(tmp_path):
             lambda root: (write_images(root / "train", {"a": 2}), write_images(root / "val", {"z": 2})),
             "the class 'z' is not one of the 1 known ones",
         ),
-        (lambda root: write_images(root, {"a": 1, "b": 1}), "nothing is left to train on"),
+        (lambda root: write_images(root, {"a": 1, "b": 1}), "every class has one image, none to hold out"),
     ],
 )
 def test_a_folder_that_is_refused(tmp_path, make, message):
@@ -194,3 +194,32 @@ def test_a_label_outside_the_classes(label, message):
 def test_a_package_that_is_missing():
     with pytest.raises(AutoNLError, match=r"wds/shards.*webdataset"):
         open_source(DataConfig(path="wds/shards", train_split="train-{0..3}.tar|5"))
+
+
+def test_sixteen_bit_grey_is_scaled(tmp_path):
+    values = np.array([[0, 25600], [51200, 65535]], dtype=np.uint16)
+    Image.fromarray(values).save(tmp_path / "grey.png")
+    with Image.open(tmp_path / "grey.png") as image:
+        assert np.asarray(to_rgb(image))[..., 0].tolist() == [[0, 100], [200, 255]]
+
+
+@pytest.mark.parametrize(
+    ("folders", "opened", "message"),
+    [
+        (("p/x", "q"), open_source, "'p/x' is a folder inside a class"),
+        (("val/a", "val/b"), open_source, "holds val and no train"),
+        (("train/a", "train/b"), open_evaluation, "holds train and no val"),
+    ],
+)
+def test_layouts_that_could_be_misread_are_refused(tmp_path, folders, opened, message):
+    for folder in folders:
+        (tmp_path / folder).mkdir(parents=True)
+        Image.new("RGB", (8, 8)).save(tmp_path / folder / "0.png")
+    with pytest.raises(AutoNLError, match=message):
+        opened(DataConfig(path=str(tmp_path)))
+
+
+def test_a_class_of_one_image_is_trained_on():
+    kept, held_out = split_by_class(np.array([0] * 10 + [1]), 0.1)
+    assert kept.tolist().count(10) == 1
+    assert len(held_out) == 1
