@@ -9,22 +9,7 @@ import pytest
 
 from autonl.arch.codec import write_arch
 from autonl.arch.zoo import ZOO, zoo_arch
-from autonl.cli import main
 from tests.arch.test_macs import PUBLISHED, TABLE_2
-
-
-@pytest.fixture
-def autonl(monkeypatch, capsys):
-    """Run the command line in this process: (exit code, standard output, standard error)."""
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["autonl", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stop:
-            main()
-        captured = capsys.readouterr()
-        return stop.value.code or 0, captured.out, captured.err
-
-    return run
 
 
 def test_profile_json(autonl):

@@ -35,20 +35,6 @@ def arch(tmp_path_factory):
     return path
 
 
-@pytest.fixture
-def autonl(monkeypatch, capsys):
-    """Run the command line in this process: (exit code, standard output, standard error)."""
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["autonl", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stop:
-            cli.main()
-        captured = capsys.readouterr()
-        return stop.value.code or 0, captured.out, captured.err
-
-    return run
-
-
 def test_a_training_from_the_command_line(autonl, images, arch, tmp_path):
     run = tmp_path / "run"
     code, out, err = autonl("train", arch, "--data", images, *SETTINGS, "--seed", 3, "--out", run, "--json")
