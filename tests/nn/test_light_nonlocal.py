@@ -63,6 +63,7 @@ def test_both_orders_equal_the_equation(shape):
 @settings(max_examples=prove(40, 1000))
 @given(shapes)
 def test_block_equals_the_equations(shape):
+    torch.manual_seed(shape["seed"])
     x = draw_input(shape)
     block = trained(LightNL(shape["channels"], shape["ratio"], shape["stride"])).eval()
     y = equation_9(x, block.compact_chs, block.stride)
@@ -70,8 +71,9 @@ def test_block_equals_the_equations(shape):
     u = torch.nn.functional.conv2d(y, weight, padding=1, groups=shape["channels"])
     scale = bn.weight.double() / (bn.running_var.double() + bn.eps).sqrt()
     shift = bn.bias.double() - bn.running_mean.double() * scale
-    expected = u * scale[:, None, None] + shift[:, None, None] + x.double()  # Eq. 8 with its BN
-    assert distance(block(x).detach(), expected) <= 1e-6
+    branch = u * scale[:, None, None] + shift[:, None, None]  # Eq. 8 with its BN
+    error = (block(x).detach().double() - (branch + x)).norm()
+    assert error <= 1e-6 * (branch.norm() + x.norm())  # not of their sum: on a map of one position it may cancel
 
 
 @pytest.mark.parametrize("order", ORDERS)
