@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
 import signal
 from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
@@ -171,6 +172,8 @@ class Loaders:
         self.config, self.augment, self.view, self.classes = config, augment, view, classes
         self.device, self.share, self.seed = device, share, seed
         self.corrupt = CorruptImages(config.max_corrupt)
+        # more workers than CPUs only get in each other's way; what they load does not depend on their number
+        self.workers = min(config.workers, os.cpu_count() or 1)
 
     def training(self, images: ImageSet, accumulate: int = 1) -> TrainingBatches:
         config = self.config
@@ -246,11 +249,11 @@ class Loaders:
         return DataLoader(dataset, batch_sampler=order, **self.worker_arguments(persistent))
 
     def stream_loader(self, stream: Stream, batch_size: int, *, drop_last: bool) -> DataLoader[Any]:
-        stream.dataset.set_loader_cfg(num_workers=self.config.workers)
+        stream.dataset.set_loader_cfg(num_workers=self.workers)
         return DataLoader(stream.dataset, batch_size, drop_last=drop_last, **self.worker_arguments(True))
 
     def worker_arguments(self, persistent: bool) -> dict[str, Any]:
-        workers = self.config.workers
+        workers = self.workers
         return {
             "num_workers": workers,
             "persistent_workers": persistent and workers > 0,
