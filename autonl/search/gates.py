@@ -60,7 +60,8 @@ class Columns:
 class Gates(nn.Module):
     """All gates of a space as one matrix of (blocks, gates), in units of each gate's temperature tau.
 
-    margin = evidence / tau - threshold. tau is 1 for evidence that is a logarithm and 0.1 for distances.
+    margin = (evidence - mean of its kind over the blocks) / tau - threshold. tau is 1 for evidence that is a logarithm
+    and 0.1 for distances.
     """
 
     threshold: nn.Parameter
@@ -102,23 +103,29 @@ class Gates(nn.Module):
         self.observations += 1
 
     def margins(self) -> Tensor:
-        return self.evidence / self.tau - self.threshold
+        return self.advantage() - self.threshold
+
+    def advantage(self) -> Tensor:
+        """The evidence of each gate beyond the mean of its kind: what its block has more or less of it than the others.
+
+        The mean itself drifts while weights learn (SE scales images more and more alike, for one); taken as it is,
+        that drift alone would close or open all gates of a kind.
+        """
+        searched = (~self.always_open).to(self.evidence)
+        scaled = self.evidence / self.tau
+        return scaled - (scaled * searched).sum(0) / searched.sum(0).clamp(min=1)
 
     @torch.no_grad()
     def start(self, margin: float = 1.0) -> None:
-        """One common threshold a kind of gate, `margin` below the mean evidence: what a block has more or less of it
-        than the others is its head start."""
-        searched = (~self.always_open).float()
-        scaled = self.evidence / self.tau
-        mean = (scaled * searched).sum(0) / searched.sum(0).clamp(min=1)
-        self.threshold.copy_((mean - margin).expand_as(scaled))
+        """One common threshold: a block's evidence beyond the others' is its head start."""
+        self.threshold.fill_(-margin)
         self.clamp()
 
     @torch.no_grad()
     def clamp(self) -> None:
         """Keep every margin within the limit by moving its threshold."""
-        scaled = self.evidence / self.tau
-        self.threshold.copy_(torch.clamp(self.threshold, scaled - MARGIN_LIMIT, scaled + MARGIN_LIMIT))
+        advantage = self.advantage()
+        self.threshold.copy_(torch.clamp(self.threshold, advantage - MARGIN_LIMIT, advantage + MARGIN_LIMIT))
 
     # -- open or closed --
 

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from autonl.arch.codec import resolution_from, write_arch
+from autonl.arch.codec import block_to_string, resolution_from, write_arch
 from autonl.arch.macs import count_macs
 from autonl.arch.spec import ArchSpec
-from autonl.data.loaders import Loaders, view_of
+from autonl.data.loaders import EvaluationBatches, Loaders, view_of
 from autonl.data.memory import Batch
 from autonl.data.order import derive_seed
 from autonl.data.sources import Source, keep_selection, open_source
@@ -24,14 +26,14 @@ from autonl.models import ARCH_FILE
 from autonl.search.budget import TOLERANCE, land, parse_budget
 from autonl.search.config import SearchConfig
 from autonl.search.derive import derive
-from autonl.search.gates import to_choices
+from autonl.search.gates import Gates, to_choices
 from autonl.search.pictures import draw_architecture, draw_search
 from autonl.search.space import Choice, Space, load_space
 from autonl.search.supernet import SuperNet
 from autonl.search.task import Search
 from autonl.train.bn import calibrate_bn
 from autonl.train.config import replace
-from autonl.train.loop import Loop, Result, evaluate, launch, share
+from autonl.train.loop import Fabric, Loop, Result, evaluate, launch, share
 from autonl.train.progress import Progress
 from autonl.train.run import (
     Where,
@@ -42,10 +44,11 @@ from autonl.train.run import (
     view_settings,
     write_description,
 )
-from autonl.train.state import write_weights
+from autonl.train.state import write_atomically, write_weights
 from autonl.train.tasks import Classification
 from autonl.weights import BEST_WEIGHTS, FINAL_WEIGHTS
 
+SEARCH_FILE = "search.json"  # how the gates moved and what was compared
 DEFAULT_BUDGET = "50%"
 SELECTION = 0.1  # share of the training images that choose, where the settings name none
 
@@ -86,6 +89,65 @@ def search(
 
     space and source, where given, stand in for those that the settings name.
     """
+    searching = prepare(config, folder, space, source, resume, where, progress, command)
+    result = searching.loop.run()
+    if result.stopped_by:
+        return Found(result, searching.space)
+    supernet, task, budget = searching.supernet, searching.task, searching.budget
+    settings = decided(supernet, budget, searching.config)
+    candidates = [searching.judge(to_choices(setting, supernet.gates.columns)) for setting in settings]
+    candidates.sort(key=lambda candidate: (-candidate.top1, candidate.loss))
+    network = searching.network(candidates[0].choices)
+    found = Found(result, searching.space, network.spec, budget, candidates, task.margins, collapse_warnings(task))
+    if searching.fabric.is_global_zero:
+        write_arch(network.spec, folder / ARCH_FILE)
+        write_weights(folder / FINAL_WEIGHTS, network)  # in place of the super-network's
+        (folder / BEST_WEIGHTS).unlink(missing_ok=True)
+        write_atomically(folder / SEARCH_FILE, json.dumps(story(found, supernet.gates)).encode())
+        draw_architecture(network.spec, folder / "arch.png")
+        draw_search(result.history, task.margins, supernet.gates.columns, budget, folder / "search.png")
+    searching.fabric.barrier()
+    return found
+
+
+@dataclass(frozen=True)
+class Searching:
+    """A search that is ready to run, and what judges networks at its end."""
+
+    config: SearchConfig
+    fabric: Fabric
+    space: Space
+    budget: int | None
+    supernet: SuperNet
+    task: Search
+    loop: Loop
+    selection: EvaluationBatches  # the images that choose
+    calibration: Callable[[], Iterable[Batch]]  # training batches for BN statistics
+
+    def network(self, choices: Sequence[Choice]) -> Any:
+        """The chosen network on its own, with the super-network's weights behind BN statistics of its own."""
+        network = self.fabric.to_device(derive(self.supernet, choices, f"{self.space.name}-found"))
+        with self.fabric.autocast():
+            calibrate_bn(network, self.calibration(), self.fabric.world_size)
+        return network
+
+    def judge(self, choices: tuple[Choice, ...]) -> Candidate:
+        network = self.network(choices)
+        task = Classification(self.space.classes, self.config.optim, self.config.schedule)
+        metrics = evaluate(self.fabric, network, task, self.selection)
+        return Candidate(choices, count_macs(network.spec), metrics["top1"], metrics["val_loss"])
+
+
+def prepare(
+    config: SearchConfig,
+    folder: Path,
+    space: Space | None,
+    source: Source | None,
+    resume: bool,
+    where: Where,
+    progress: Callable[[], Progress],
+    command: str,
+) -> Searching:
     fabric = launch(where.devices, where.num_nodes, config.loop.precision, where.accelerator)
     shown = progress() if fabric.is_global_zero else Progress()
     checkpoint = find_checkpoint(folder, resume, shown)
@@ -130,32 +192,29 @@ def search(
         resume=checkpoint,
         progress=shown,
     )
-    result = loop.run()
-    if result.stopped_by:
-        return Found(result, space)
-    settings = decided(supernet, budget, config)
-    name = f"{space.name}-found"
-    judge = Classification(space.classes, config.optim, config.schedule)
-    candidates = []
-    for setting in settings:
-        choices = to_choices(setting, supernet.gates.columns)
-        network = fabric.to_device(derive(supernet, choices, name))
-        with fabric.autocast():
-            calibrate_bn(network, calibration(), fabric.world_size)
-        metrics = evaluate(fabric, network, judge, selection)
-        candidates.append(Candidate(choices, count_macs(network.spec), metrics["top1"], metrics["val_loss"]))
-    candidates.sort(key=lambda candidate: (-candidate.top1, candidate.loss))
-    network = fabric.to_device(derive(supernet, candidates[0].choices, name))
-    with fabric.autocast():
-        calibrate_bn(network, calibration(), fabric.world_size)
-    if fabric.is_global_zero:
-        write_arch(network.spec, folder / ARCH_FILE)
-        write_weights(folder / FINAL_WEIGHTS, network)  # in place of the super-network's
-        (folder / BEST_WEIGHTS).unlink(missing_ok=True)
-        draw_architecture(network.spec, folder / "arch.png")
-        draw_search(result.history, task.margins, supernet.gates.columns, budget, folder / "search.png")
-    fabric.barrier()
-    return Found(result, space, network.spec, budget, candidates, task.margins, collapse_warnings(task))
+    return Searching(config, fabric, space, budget, supernet, task, loop, selection, calibration)
+
+
+def story(found: Found, gates: Gates) -> dict[str, Any]:
+    """What search.json keeps of a search: for reports, and for whoever wants to know why."""
+    return {
+        "space": found.space.name,
+        "budget": found.budget,
+        "warnings": found.warnings,
+        # gate by gate: which choice it belongs to; margins[epoch][block][gate], open where above 0
+        "gates": [name for name, span in gates.columns.items() for _ in range(span.start, span.stop)],
+        "always_open": gates.always_open.tolist(),
+        "margins": [[[round(value, 4) for value in row] for row in epoch.tolist()] for epoch in found.margins],
+        "candidates": [
+            {
+                "macs": candidate.macs,
+                "top1": candidate.top1,
+                "loss": candidate.loss,
+                "blocks": [block_to_string(block) for block in found.space.spec(candidate.choices).blocks],
+            }
+            for candidate in found.candidates
+        ],
+    }
 
 
 def with_defaults(config: SearchConfig) -> SearchConfig:

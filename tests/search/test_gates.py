@@ -29,7 +29,7 @@ def test_hard_values_and_the_sigmoids_gradient(mode, margin):
     (gradient,) = torch.autograd.grad((values * weights).sum(), gates.threshold)
 
     def relaxed(threshold):  # the same weighted sum with sigmoids in place of the indicators
-        soft = torch.sigmoid(gates.evidence / gates.tau - threshold)
+        soft = torch.sigmoid(gates.advantage() - threshold)
         return (torch.where(gates.always_open, 1.0, soft) * weights).sum()
 
     step = 1e-2
@@ -93,6 +93,21 @@ def test_start_is_common_to_a_kind_and_keeps_the_order_of_the_evidence():
     assert margins[:, kernel].mean().item() == pytest.approx(1.0, abs=1e-5)
 
 
+def test_what_all_blocks_gain_or_lose_together_opens_and_closes_nothing():
+    gates = Gates(SMALL)
+    evidence = torch.randn(gates.evidence.shape)
+    gates.observe(evidence)
+    before_all = gates.margins().detach().clone()
+    searched = ~gates.always_open
+    gates.evidence += 5.0
+    torch.testing.assert_close(gates.margins()[searched], before_all[searched])
+    gates.evidence[0, 1] += 1.0  # one block alone: it gains what is beyond the new mean, the others lose their part
+    blocks = len(gates.evidence)
+    gained = gates.margins()[:, 1] - before_all[:, 1]
+    assert gained[0].item() == pytest.approx(1 - 1 / blocks)
+    assert gained[1].item() == pytest.approx(-1 / blocks, abs=1e-6)
+
+
 def test_evidence_is_a_mean_at_first_and_a_moving_average_later():
     gates = Gates(SMALL, momentum=0.9)
     for value in (1.0, 2.0, 3.0):
@@ -141,11 +156,12 @@ def frobenius(matrices):
 
 
 def test_the_smallest_sufficient_candidate_is_taken():
-    """Eq. 12 by hand: ratio distances 0.3 and 0.1 against a threshold of 0.2 choose the second candidate."""
+    """Eq. 12 by hand: ratio distances 0.3 and 0.1 above the mean against a threshold of 0.2 choose the second one."""
     gates = Gates(SMALL)
     evidence = gates.evidence.clone()
     ratio = gates.columns.ratio
-    evidence[:, ratio] = torch.tensor([0.0, 0.3, 0.1])
+    evidence[0, ratio] = torch.tensor([0.0, 0.3, 0.1])
+    evidence[1, ratio] = -evidence[0, ratio]
     gates.observe(evidence)
     with torch.no_grad():
         gates.threshold.fill_(0.2 / 0.1)

@@ -106,9 +106,8 @@ def test_landing_hits_every_budget_of_the_full_skeleton():
 def test_landing_keeps_what_the_gates_value_most():
     """All gates alike but those of LightNL, which are worth much more: the landing keeps every one of them."""
     supernet = SuperNet(SMALL)
-    evidence = torch.zeros_like(supernet.gates.evidence)
-    evidence[:, supernet.gates.columns.ratio.start] = 3.0
-    supernet.gates.observe(evidence)
+    with torch.no_grad():
+        supernet.gates.threshold[:, supernet.gates.columns.ratio.start] = -3.0
     budget = parse_budget("60%", SMALL)
     best = land(supernet.gates, supernet.cost, budget, 1, seed=0)[0]
     reached = Reached.by(best.float(), supernet.gates.columns)
