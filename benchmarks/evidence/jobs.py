@@ -1,0 +1,151 @@
+"""The experiments as data: every suite is a list of jobs, one row of a CSV each.
+
+One resolution and one recipe for all. The recipe was tuned on MobileNetV2 alone, on images held out from training
+(suite `tuning`); the validation images of the set are only ever reported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+RECIPE = "tiny_imagenet"
+RESOLUTION = 96
+
+
+@dataclass(frozen=True)
+class Job:
+    """network, besides every REF of the command line:
+
+    NAME+OPERATOR  with a rival of LightNL, or +se, behind every projection
+    random         drawn from the space by the job's seed, at the budget
+    found          what the search `needs` ended with
+    """
+
+    suite: str
+    name: str  # the row's name in the tables
+    seed: int
+    network: str = ""
+    kind: str = "train"  # train, search, segment
+    budget: str = "mobilenetv2_100"  # of a search or a random network: the network that costs as much
+    share: float = 1.0  # of the budget
+    space: str = "autonl"  # or autonl without: LIST of what is switched off
+    needs: str = ""  # the key of the job whose architecture (found) or weights (segment) this one takes
+    resolution: int = RESOLUTION
+    width: float = 1.0
+    settings: tuple[str, ...] = ()
+
+    @property
+    def key(self) -> str:
+        return f"{self.suite}/{self.name}/{self.seed}"
+
+
+def seeds(count: int, *jobs: Callable[[int], Job]) -> list[Job]:
+    """All jobs with seed 0, then all with seed 1 ...: a suite that is cut short has whole pairs."""
+    return [job(seed) for seed in range(count) for job in jobs]
+
+
+def trained(suite: str, name: str, network: str, **more: object) -> Callable[[int], Job]:
+    return lambda seed: Job(suite, name, seed, network, **more)  # type: ignore[arg-type]
+
+
+def found(suite: str, name: str, count: int = 3, **search: object) -> list[Job]:
+    """Searches with different seeds, and a training from scratch of what each found."""
+    jobs = []
+    for seed in range(count):
+        searching = Job(suite, f"{name}: search", seed, kind="search", **search)  # type: ignore[arg-type]
+        training = {key: value for key, value in search.items() if key in ("resolution",)}
+        jobs += [searching, Job(suite, name, seed, "found", needs=searching.key, **training)]  # type: ignore[arg-type]
+    return jobs
+
+
+def tuning() -> list[Job]:
+    """A tenth of the training images is held out and stands in for the validation images."""
+    grid = [(0.5, 5e-5), (0.5, 2e-4), (0.5, 5e-4), (1.0, 2e-4), (0.25, 5e-4), (0.5, 1e-3)]
+    return [
+        Job(
+            "tuning",
+            f"lr {lr} wd {decay}",
+            0,
+            "mobilenetv2_100",
+            settings=(f"optim.lr={lr}", f"optim.weight_decay={decay}", "data.selection=0.1"),
+        )
+        for lr, decay in grid
+    ]
+
+
+def gain() -> list[Job]:
+    return seeds(
+        5,
+        trained("gain", "MobileNetV2", "mobilenetv2_100"),
+        trained("gain", "+ LightNL", "mobilenetv2_100+lightnl"),
+        trained("gain", "+ control", "mobilenetv2_100+depthwise"),
+        trained("gain", "+ SE", "mobilenetv2_100+se"),
+    )
+
+
+def search() -> list[Job]:
+    suite = "search"
+    random = [Job(suite, "random", seed, "random") for seed in range(5)]
+    rivals = seeds(3, trained(suite, "MobileNetV2-LightNL", "mobilenetv2_lightnl_100"))
+    zoo = seeds(2, trained(suite, "AutoNL-S", "autonl_s"), trained(suite, "AutoNL-L", "autonl_l"))
+    peers = [Job(suite, name, 0, f"timm:{name}") for name in ("mobilenetv3_large_100", "efficientnet_b0", "mixnet_s")]
+    without = found(suite, "found without LightNL", space="autonl without: lightnl")
+    return [*found(suite, "found"), *random, *rivals, *without, *zoo, *peers]
+
+
+def table2() -> list[Job]:
+    operators = ("lightnl", "eq9", "eq7", "eq5", "eq3", "levi", "zhu", "wang")
+    plain = trained("table2", "none", "mobilenetv2_100", resolution=96)
+    return seeds(3, plain, *(trained("table2", name, f"mobilenetv2_100+{name}", resolution=96) for name in operators))
+
+
+def widths() -> list[Job]:
+    suite = "widths"
+    jobs = []
+    for width in ("050", "140"):
+        jobs += [
+            trained(suite, width, f"mobilenetv2_{width}"),
+            trained(suite, f"{width} + LightNL", f"mobilenetv2_lightnl_{width}"),
+        ]
+    for resolution, width in ((96, "035"), (128, "050"), (192, "050"), (128, "100")):
+        name = f"{resolution} px x {width}"
+        jobs += [
+            trained(suite, name, f"mobilenetv2_{width}", resolution=resolution),
+            trained(suite, f"{name} + LightNL", f"mobilenetv2_lightnl_{width}", resolution=resolution),
+        ]
+    small = [(96, 0.35, "035"), (192, 0.5, "050")]
+    searched = [
+        job
+        for resolution, width, name in small
+        for job in found(
+            suite,
+            f"{resolution} px x {name} found",
+            1,
+            resolution=resolution,
+            width=width,
+            budget=f"mobilenetv2_lightnl_{name}",
+        )
+    ]
+    return [*seeds(1, *jobs), *searched]
+
+
+def budget() -> list[Job]:
+    suite = "budget"
+    random = [Job(suite, "random", seed, "random", share=0.6) for seed in range(5)]
+    rivals = seeds(3, trained(suite, "MobileNetV2-LightNL", "mobilenetv2_lightnl_075"))
+    return [*found(suite, "found", share=0.6), *random, *rivals]
+
+
+def segmentation() -> list[Job]:
+    suite = "segmentation"
+    return seeds(
+        3,
+        *(
+            (lambda seed, name=name: Job(suite, name, seed, "backbone", kind="segment", needs=f"gain/{name}/{seed}"))
+            for name in ("MobileNetV2", "+ LightNL")
+        ),
+    )
+
+
+SUITES = {suite.__name__: suite for suite in (tuning, gain, search, segmentation, table2, widths, budget)}
