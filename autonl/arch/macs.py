@@ -60,6 +60,7 @@ def nonlocal_macs(operator: str, place: LightNLSpec, chs: int, height: int, widt
         "eq7": pointwise + min(dense.values()),
         "eq9": pointwise + min(compact.values()),
         "lightnl": depthwise + min(compact.values()),
+        "lightnl_energy": depthwise + min(compact.values()),
         "depthwise": depthwise,
     }
     return macs[operator]

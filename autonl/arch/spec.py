@@ -8,9 +8,9 @@ from autonl.errors import refuse
 
 ACTIVATIONS = ("relu", "relu6", "swish", "hard_swish")
 
-# What may stand at a non-local place: Table 2 of the paper from wang to lightnl, and "depthwise",
-# the control with LightNL's depthwise kernel and BN but no affinity.
-OPERATORS = ("wang", "levi", "zhu", "eq3", "eq5", "eq7", "eq9", "lightnl", "depthwise")
+# What may stand at a non-local place: Table 2 of the paper from wang to lightnl; "lightnl_energy", LightNL divided by
+# what it attends to; and "depthwise", the control with LightNL's depthwise kernel and BN but no affinity.
+OPERATORS = ("wang", "levi", "zhu", "eq3", "eq5", "eq7", "eq9", "lightnl", "lightnl_energy", "depthwise")
 
 
 def _whole(field: str, value: object, low: int, high: int) -> None:

@@ -11,11 +11,16 @@ from autonl.arch.spec import LightNLSpec, check_resolution
 from autonl.nn import kernels
 from autonl.nn.shapes import output_sizes
 
+EPSILON = 1e-6  # of an energy, for maps of zeros
 
-def compact_nonlocal(x: Tensor, compact_chs: int, stride: int, order: Order | None = None) -> Tensor:
+
+def compact_nonlocal(
+    x: Tensor, compact_chs: int, stride: int, order: Order | None = None, energy: bool = False
+) -> Tensor:
     """y = x_c x_sc^T x_s / (H W) (Eq. 9) for x of (N, C, H, W), in the given order of association.
 
     x_c are the first `compact_chs` channels, x_s the positions [::stride, ::stride], x_sc both.
+    energy: divided by |x_sc|^2 / C_r, image by image, in place of H W.
     """
     height, width = x.shape[-2:]
     # The 1 / (H W) is shared out over the three factors: no product, forward or backward, is then a
@@ -24,6 +29,8 @@ def compact_nonlocal(x: Tensor, compact_chs: int, stride: int, order: Order | No
     x_c = x[:, :compact_chs].flatten(2) * share  # (N, Cr, HW)
     x_s = x[:, :, ::stride, ::stride].flatten(2) * share  # (N, C, S)
     x_sc = x_s[:, :compact_chs]  # (N, Cr, S)
+    if energy:
+        x_c = x[:, :compact_chs].flatten(2) / mean_energy(x_sc)
     if order is None:
         order = cheaper_order(height * width, x_s.shape[-1], compact_chs, x.shape[1])
     if order == "channel":
@@ -33,6 +40,11 @@ def compact_nonlocal(x: Tensor, compact_chs: int, stride: int, order: Order | No
         affinity = x_sc.mT @ x_c  # (N, S, Cr) (N, Cr, HW) -> (N, S, HW)
         y = x_s @ affinity  # (N, C, S) (N, S, HW) -> (N, C, HW)
     return y.unflatten(2, (height, width))  # (N, C, H, W)
+
+
+def mean_energy(x_sc: Tensor) -> Tensor:
+    """|x_sc|^2 / C_r of (N, C_r, S): the number of positions where x has variance one. (N, 1, 1)."""
+    return x_sc.float().square().sum((1, 2), keepdim=True).div(x_sc.shape[1]).add(EPSILON).to(x_sc.dtype)
 
 
 class LightNL(nn.Module):
@@ -53,6 +65,11 @@ class LightNL(nn.Module):
     The cheaper one for the shape at hand is taken. `freeze_association` fixes it for one input size,
     which an exported graph needs: there a choice by shape would become a guard that refuses other sizes.
 
+    energy=True divides by |x_sc|^2 / C_r, image by image, in place of H W: the same cost, and the block grows with x
+    instead of with its cube. As published, an image whose features are a few times larger than usual leaves every
+    further LightNL a cube larger, up to infinity, and the rare ones among the training images set the BN's scale, which
+    leaves the branch next to nothing for all others.
+
     On a GPU `fused = True` lets `nn.kernels` do all of this in a few launches, always in the channel order. It is off
     until the kernels are proven in whole networks: see docs/speed.md.
     """
@@ -60,9 +77,17 @@ class LightNL(nn.Module):
     fused = False
 
     def __init__(
-        self, channels: int, ratio: float = 0.25, stride: int = 2, *, bn_eps: float = 1e-5, bn_momentum: float = 0.1
+        self,
+        channels: int,
+        ratio: float = 0.25,
+        stride: int = 2,
+        *,
+        energy: bool = False,
+        bn_eps: float = 1e-5,
+        bn_momentum: float = 0.1,
     ) -> None:
         super().__init__()
+        self.energy = energy
         self.compactness = LightNLSpec(ratio, stride)
         self.compact_chs = self.compactness.compact_chs(channels)
         self.stride = stride
@@ -72,9 +97,9 @@ class LightNL(nn.Module):
         nn.init.zeros_(self.bn.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.fused and kernels.supported(x, self.depthwise, self.bn, self.compact_chs):
+        if self.fused and not self.energy and kernels.supported(x, self.depthwise, self.bn, self.compact_chs):
             return kernels.lightnl(x, self.depthwise, self.bn, self.compact_chs, self.stride)
-        y = compact_nonlocal(x, self.compact_chs, self.stride, self.order)  # (N, C, H, W)
+        y = compact_nonlocal(x, self.compact_chs, self.stride, self.order, self.energy)  # (N, C, H, W)
         return self.bn(self.depthwise(y)) + x
 
     def order_at(self, height: int, width: int) -> Order:
@@ -84,7 +109,8 @@ class LightNL(nn.Module):
 
     def extra_repr(self) -> str:
         order = "by shape" if self.order is None else self.order
-        return f"ratio={self.compactness.ratio}, stride={self.stride}, order={order}"
+        energy = ", energy=True" if self.energy else ""
+        return f"ratio={self.compactness.ratio}, stride={self.stride}, order={order}{energy}"
 
 
 def freeze_association(model: nn.Module, resolution: tuple[int, int] | None) -> nn.Module:

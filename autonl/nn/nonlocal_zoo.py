@@ -125,11 +125,13 @@ class DepthwiseBranch(nn.Module):
 def create_operator(
     operator: str, channels: int, ratio: float, stride: int, *, bn_eps: float = 1e-5, bn_momentum: float = 0.1
 ) -> nn.Module:
-    """One operator of Table 2 by name; ratio and stride matter to lightnl and eq9 alone."""
+    """One operator of Table 2 by name; ratio and stride matter to LightNL and eq9 alone."""
     bn = BNSettings(bn_eps=bn_eps, bn_momentum=bn_momentum)
     match operator:
         case "lightnl":
             return LightNL(channels, ratio, stride, **bn)
+        case "lightnl_energy":
+            return LightNL(channels, ratio, stride, energy=True, **bn)
         case "wang":
             return NonLocal(channels, "separate", associate=False, **bn)
         case "levi":

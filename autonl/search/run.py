@@ -25,8 +25,9 @@ from autonl.errors import AutoNLError
 from autonl.models import ARCH_FILE
 from autonl.search.budget import TOLERANCE, land, parse_budget
 from autonl.search.config import SearchConfig
+from autonl.search.cost import Cost
 from autonl.search.derive import derive
-from autonl.search.gates import Gates, to_choices
+from autonl.search.gates import Columns, Gates, Reached, from_choices, to_choices
 from autonl.search.pictures import draw_architecture, draw_search
 from autonl.search.space import Choice, Space, load_space
 from autonl.search.supernet import SuperNet
@@ -265,10 +266,17 @@ def collapse_warnings(task: Search) -> list[str]:
     return warnings
 
 
-def random_network(space: Space, budget: int, rng: random.Random, tries: int = 200_000) -> ArchSpec:
+def random_network(space: Space, budget: int, rng: random.Random, tries: int = 2_000_000) -> ArchSpec:
     """A network drawn uniformly from the space, accepted within the tolerance below the budget."""
+    cost, columns = Cost(space, resolution_from(space.resolution)), Columns.of(space)
+    every = space.every_choice()
+    settings = torch.stack([from_choices([choice] * len(space.skeleton), columns) for choice in every])
+    table = cost.blocks(Reached.by(settings.double(), columns)).tolist()  # (choices, blocks)
+    costs = dict(zip(every, table, strict=True))
+    fixed = cost.fixed.item()
     for _ in range(tries):
-        spec = space.spec(space.random(rng), f"{space.name}-random")
-        if (1 - TOLERANCE) * budget <= count_macs(spec) <= budget:
-            return spec
+        choices = space.random(rng)
+        macs = fixed + sum(costs[choice][block] for block, choice in enumerate(choices))
+        if (1 - TOLERANCE) * budget <= macs <= budget:
+            return space.spec(choices, f"{space.name}-random")
     raise AutoNLError(f"no network of the space {space.name} was drawn within 1% below {budget / 1e6:.2f}M MACs")

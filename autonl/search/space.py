@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -51,6 +52,7 @@ class Space:
     se: tuple[float, ...] = (0.25, 0.5)  # empty: no SE
     ratios: tuple[float, ...] = (0.125, 0.25)  # empty: no LightNL
     strides: tuple[int, ...] = (2, 1)  # from the fewest positions to the most
+    operator: str = "lightnl"  # or lightnl_energy
 
     def __post_init__(self) -> None:
         for name in ("kernels", "expands", "se", "ratios"):
@@ -93,6 +95,11 @@ class Space:
     def smallest(self) -> tuple[Choice, ...]:
         return tuple(Choice(0 if droppable else 1) for droppable in self.droppable)
 
+    def every_choice(self) -> list[Choice]:
+        """All that one block could be."""
+        sizes = (len(self.expands) + 1, len(self.kernels), len(self.se) + 1, len(self.ratios) + 1, len(self.strides))
+        return [Choice(*places) for places in itertools.product(*map(range, sizes))]
+
     def random(self, rng: random.Random) -> tuple[Choice, ...]:
         """Every candidate of every block with the same probability."""
         return tuple(
@@ -132,6 +139,7 @@ class Space:
             bn_eps=self.bn_eps,
             bn_momentum=self.bn_momentum,
             dropout=self.dropout,
+            operator=self.operator,
         )
 
     def scaled(self, width: float) -> Space:

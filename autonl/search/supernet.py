@@ -16,6 +16,7 @@ from torch.func import functional_call
 from autonl.arch.codec import resolution_from
 from autonl.arch.macs import sampled
 from autonl.models import build
+from autonl.nn.light_nonlocal import EPSILON
 from autonl.search.cost import Cost
 from autonl.search.evidence import affinity_distances, location_evidence, squeeze_evidence, weight_evidence
 from autonl.search.gates import Gates, Reached
@@ -111,6 +112,11 @@ def super_lightnl(
     gram = grams[0]
     for before, after, reached in zip(grams, grams[1:], masks.stride[1:], strict=False):
         gram = gram + reached * (after - before)  # the positions that a finer grid adds
+    if lightnl.energy:  # of the channels and positions that are chosen; the diagonal holds x_sc^2
+        diagonal = gram[:, :compact_chs].diagonal(dim1=1, dim2=2).float() * masks.ratio  # (N, Cr)
+        energy = diagonal.sum(1) / masks.ratio.sum() + EPSILON
+        gram = gram / energy.to(gram.dtype).view(-1, 1, 1)
+        x_c = x_c / share
     y = (gram * masks.ratio.to(gram.dtype)) @ x_c  # (N, C, Cr) (N, Cr, HW) -> (N, C, HW)
     if seen is not None:
         counts = [sampled(height, width, stride) for stride in candidates.strides]

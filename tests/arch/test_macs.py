@@ -41,6 +41,7 @@ TABLE_2 = {
     "eq7": 66.21,
     "eq9": 36.24,
     "lightnl": 14.75,
+    "lightnl_energy": 14.75,
     "depthwise": 5.15,
 }
 

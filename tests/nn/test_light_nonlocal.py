@@ -62,6 +62,27 @@ def test_both_orders_equal_the_equation(shape):
 
 @settings(max_examples=prove(40, 1000))
 @given(shapes)
+def test_divided_by_its_energy_it_grows_as_x_does(shape):
+    x = draw_input(shape)
+    stride = shape["stride"]
+    compact_chs = LightNL(shape["channels"], shape["ratio"], stride).compact_chs
+    sampled_energy = x[:, :compact_chs, ::stride, ::stride].double().square().sum((1, 2, 3)) / compact_chs
+    positions = x.shape[2] * x.shape[3]
+    expected = equation_9(x, compact_chs, stride) * positions / sampled_energy.view(-1, 1, 1, 1)
+    for order in ORDERS:
+        y = compact_nonlocal(x, compact_chs, stride, order, energy=True)
+        assert distance(y, expected) <= 1e-4  # the epsilon of the energy
+        assert distance(compact_nonlocal(30 * x, compact_chs, stride, order, energy=True), 30 * expected) <= 1e-4
+
+
+def test_maps_of_zeros_have_an_energy_too():
+    x = torch.zeros(1, 8, 4, 4, requires_grad=True)
+    compact_nonlocal(x, 2, 1, energy=True).sum().backward()
+    assert torch.equal(x.grad, torch.zeros_like(x))
+
+
+@settings(max_examples=prove(40, 1000))
+@given(shapes)
 def test_block_equals_the_equations(shape):
     torch.manual_seed(shape["seed"])
     x = draw_input(shape)

@@ -35,6 +35,7 @@ def space_named(name):
         "small": SMALL,
         "no SE": replace(SMALL, se=()),
         "no LightNL": replace(SMALL, ratios=()),
+        "by energy": replace(SMALL, operator="lightnl_energy"),
         "one of each": replace(SMALL, kernels=(3,), expands=(3,), se=(0.5,), ratios=(0.25,), strides=(1,), drop=False),
         "digits": load_space("digits"),
         "autonl": load_space("autonl"),
@@ -54,7 +55,7 @@ def trained(space, seed=0):
     return supernet.eval()
 
 
-@pytest.mark.parametrize("name", ["small", "no SE", "no LightNL", "one of each", "digits"])
+@pytest.mark.parametrize("name", ["small", "no SE", "no LightNL", "by energy", "one of each", "digits"])
 @torch.no_grad()
 def test_every_choice_is_the_network_it_stands_for(name):
     space = space_named(name)
