@@ -79,6 +79,7 @@ def gain() -> list[Job]:
         5,
         trained("gain", "MobileNetV2", "mobilenetv2_100"),
         trained("gain", "+ LightNL", "mobilenetv2_100+lightnl"),
+        trained("gain", "+ LightNL by energy", "mobilenetv2_100+lightnl_energy"),
         trained("gain", "+ control", "mobilenetv2_100+depthwise"),
         trained("gain", "+ SE", "mobilenetv2_100+se"),
     )

@@ -1,0 +1,95 @@
+"""The evidence harness: what it counts, what it says, and that it runs."""
+
+import json
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+
+from autonl.arch.codec import block_to_string
+from autonl.arch.macs import count_macs
+from benchmarks import RESULTS
+from benchmarks.evidence.__main__ import append, keys, queue, read_rows, row_file
+from benchmarks.evidence.document import DOC, Claim, Group, document, verdict
+from benchmarks.evidence.jobs import SUITES, Job
+from benchmarks.evidence.run import COLUMNS, Setup, budget_of, network_of
+
+
+@pytest.mark.parametrize("suite", SUITES)
+def test_no_two_jobs_of_a_suite_are_the_same_row(suite):
+    jobs = SUITES[suite]()
+    assert max(Counter(job.key for job in jobs).values()) == 1
+    keys_so_far = {job.key for name in SUITES for job in SUITES[name]()}
+    assert {job.needs for job in jobs if job.needs} <= keys_so_far
+
+
+def test_random_networks_cost_what_the_budget_says(tmp_path):
+    job = Job("search", "random", 3, "random")
+    spec = network_of(job, Setup("", tmp_path, tmp_path / "a.json"))
+    rows = [row for row in read_rows(RESULTS, "search") if (row["job"], row["seed"]) == ("random", "3")]
+    assert [row["blocks"] for row in rows] == [" ".join(map(block_to_string, spec.blocks))]  # as it was then
+    assert 0.99 * budget_of(job) <= count_macs(spec) <= budget_of(job)
+    assert spec.resolution == (96, 96)
+    assert network_of(job, Setup("", tmp_path, tmp_path / "a.json")) == spec
+
+
+def groups(**values):
+    return {name: Group(name, list(map(float, found)), []) for name, found in values.items()}
+
+
+@pytest.mark.parametrize(
+    ("better", "worse", "target", "said"),
+    [
+        # means 12 and 10, standard errors sqrt(1/2 / 2) = 0.5 each: noise 2 * sqrt(0.5) = 1.41
+        ([11.5, 12.5], [9.5, 10.5], 0.0, "**holds**: +2.00, two standard errors 1.41 (n = 2 and 2)"),
+        ([11.5, 12.5], [9.5, 10.5], 2.5, "**smaller than that here**: +2.00"),
+        ([10.5, 11.5], [9.5, 10.5], 0.0, "**not shown**: +1.00"),
+        ([9.0, 10.0], [9.5, 10.5], 0.0, "**does not hold here**: -0.50"),
+        ([12.0], [9.5, 10.5], 0.0, "+2.00 (n = 1 and 2): too few runs to say"),
+        ([], [9.5, 10.5], 0.0, "not run yet"),
+    ],
+)
+def test_what_is_said_of_a_claim(better, worse, target, said):
+    found = groups(worse=worse) | (groups(better=better) if better else {})
+    assert verdict(Claim("s", "it is so", "better", "worse", target), found).startswith(said)
+
+
+def test_the_document_is_what_the_rows_say():
+    assert DOC.read_text() == document(), "run python -m benchmarks.evidence.document"
+
+
+def test_the_queue_runs_what_is_missing_in_the_order_of_needs(tmp_path, monkeypatch):
+    """Jobs are stood in for by a process that writes a row; one of them dies."""
+    jobs = [
+        Job("gain", "second", 0, needs="gain/first/0"),
+        Job("gain", "first", 0),
+        Job("gain", "dies", 0),
+        Job("gain", "waits for what died", 0, needs="gain/dies/0"),
+        Job("gain", "there already", 0),
+    ]
+    setup = Setup("", tmp_path / "runs", tmp_path / "a.json", at_once=2)
+    append(tmp_path, dict.fromkeys(COLUMNS, "") | {"suite": "gain", "job": "there already", "seed": 0})
+    started = []
+    start = subprocess.Popen
+
+    def fake(command, **more):
+        (job,) = (job for job in jobs if job.key == command[-1])
+        started.append(job.name)
+        row = dict.fromkeys(COLUMNS, "") | {"suite": "gain", "job": job.name, "seed": 0}
+        code = f"import sys, pathlib; pathlib.Path({str(row_file(setup, job))!r}).write_text({json.dumps(row)!r})"
+        return start([sys.executable, "-c", "raise SystemExit(3)" if job.name == "dies" else code], **more)
+
+    monkeypatch.setattr(subprocess, "Popen", fake)
+    arguments = type("Arguments", (), {"max_minutes": 1.0, "out": tmp_path})
+    queue(jobs, setup, arguments)
+    assert started == ["first", "dies", "second"]
+    assert keys(tmp_path, "gain") == {"gain/there already/0", "gain/first/0", "gain/second/0"}
+
+
+def test_gain_runs_end_to_end_on_made_images():
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.evidence", "gain", "--smoke"], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.splitlines()[-1] == "5 rows"
