@@ -13,14 +13,19 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from autonl.arch.spec import ArchSpec
 from autonl.errors import AutoNLError
-from autonl.models import Ref, create_model
+from autonl.models import Ref, create_model, read_run
 from autonl.nn.insertion import has_projection, projection_norm
+from autonl.published import from_published, is_published, published_names
 
 BEST_WEIGHTS, FINAL_WEIGHTS = "best.safetensors", "final.safetensors"  # in a run folder
 
+SEGMENTATION = "segmentation"  # the task in run.yaml of a run folder that holds no classifier
+
 # where training programs, this one among them, keep the weights in a file that holds more; averages first
-CONTAINERS = ("average", "state_dict_ema", "module", "state_dict", "model")
+CONTAINERS = ("average", "state_dict_ema", "ema", "module", "state_dict", "model")
+PARALLEL_PREFIX = "module."  # of every name in a file saved from torch's DataParallel
 
 
 def load(ref: Ref, weights: str | os.PathLike[str] | None = None, **timm_arguments: Any) -> nn.Module:
@@ -35,10 +40,19 @@ def load(ref: Ref, weights: str | os.PathLike[str] | None = None, **timm_argumen
 
 def run_weights(ref: Ref) -> Path:
     """The final weights of a run folder; the best so far of a run that has not ended."""
+    refuse_segmentation(ref)
     for name in (FINAL_WEIGHTS, BEST_WEIGHTS):
         if isinstance(ref, str | os.PathLike) and (Path(ref) / name).is_file():
             return Path(ref) / name
     raise AutoNLError(f"{ref if isinstance(ref, str) else type(ref).__name__}: has no weights; give a file of weights")
+
+
+def refuse_segmentation(ref: Ref) -> None:
+    """The run folder of a segmentation names its backbone; its weights are of more, and of no classifier."""
+    if not isinstance(ref, ArchSpec) and os.path.isdir(ref) and read_run(Path(ref)).get("task") == SEGMENTATION:
+        raise AutoNLError(
+            f"{ref}: holds a segmentation, which is no classifier; allowed: the run folder of a training or a search"
+        )
 
 
 def load_weights(module: nn.Module, path: str | os.PathLike[str], *, other_classes: bool = False) -> bool:
@@ -49,22 +63,28 @@ def load_weights(module: nn.Module, path: str | os.PathLike[str], *, other_class
     One exception: weights of a network without LightNL go into the same network with it. The BN behind a
     projection, `bn3.weight`, has then become `bn3.0.weight`, and LightNL's own weights are left as they are at
     birth: the identity, so the outputs stay exactly those of the network without it.
+
+    Another: the PyTorch checkpoints published with the paper go in by their own names, see `autonl.published`.
     """
     tensors = read_weights(path)
     wanted = module.state_dict()
-    tensors = into_inserted(module, tensors, wanted)
+    called: dict[str, str] = {}  # our names -> those in the file
+    if is_published(tensors) and hasattr(module, "blocks"):
+        called, tensors = published_names(module), from_published(module, tensors)
+    else:
+        tensors = into_inserted(module, tensors, wanted)
     strangers = other_classifier(module, tensors, wanted) if other_classes else {}
     tensors |= strangers
     problems = [
-        *(f"{name} is missing" for name in wanted if name not in tensors),
+        *(f"{called.get(name, name)} is missing" for name in wanted if name not in tensors),
         *(f"{name} is not in the network" for name in tensors if name not in wanted),
         *(
-            f"{name} has shape {tuple(tensor.shape)}, the network's {tuple(wanted[name].shape)}"
+            f"{called.get(name, name)} has shape {tuple(tensor.shape)}, the network's {tuple(wanted[name].shape)}"
             for name, tensor in tensors.items()
             if name in wanted and tensor.shape != wanted[name].shape
         ),
         *(
-            f"{name} is of type {tensor.dtype}, the network's of {wanted[name].dtype}"
+            f"{called.get(name, name)} is of type {tensor.dtype}, the network's of {wanted[name].dtype}"
             for name, tensor in tensors.items()
             if name in wanted and tensor.is_floating_point() != wanted[name].is_floating_point()
         ),
@@ -116,4 +136,5 @@ def read_weights(path: str | os.PathLike[str]) -> dict[str, Tensor]:
         content = next((content[name] for name in CONTAINERS if isinstance(content.get(name), dict)), content)
     if not isinstance(content, dict) or not content or not all(isinstance(t, Tensor) for t in content.values()):
         raise AutoNLError(f"{path}: not a file of weights; allowed: safetensors, or a state_dict saved by torch")
-    return content
+    prefixed = all(name.startswith(PARALLEL_PREFIX) for name in content)
+    return {name.removeprefix(PARALLEL_PREFIX): t for name, t in content.items()} if prefixed else content

@@ -19,11 +19,13 @@ ALLOWED = {
     "arch": {"errors"},
     "nn": {"arch", "errors"},
     "models": {"nn", "arch", "errors"},
-    "weights": {"models", "nn", "arch", "errors"},
+    "published": {"nn"},
+    "weights": {"published", "models", "nn", "arch", "errors"},
     "profile": {"models", "nn", "arch", "errors"},
     "data": {"arch", "errors"},
     "train": {"data", "models", "weights", "nn", "arch", "errors", "version"},
     "search": {"train", "data", "models", "weights", "nn", "arch", "errors", "version"},
+    "segment": {"train", "data", "models", "weights", "arch", "errors"},
 }
 TOP = {"__init__", "__main__", "cli"}  # may import everything below them
 

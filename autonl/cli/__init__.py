@@ -10,6 +10,7 @@ from autonl.cli.evaluate import evaluate
 from autonl.cli.models import models
 from autonl.cli.profile import profile
 from autonl.cli.search import search
+from autonl.cli.segment import segment
 from autonl.cli.train import train
 from autonl.errors import AutoNLError
 from autonl.version import __version__
@@ -29,6 +30,7 @@ app.command()(profile)
 app.command()(train)
 app.command()(evaluate)
 app.command()(search)
+app.command()(segment)
 
 
 def _print_version(wanted: bool) -> None:

@@ -32,7 +32,9 @@ def evaluate(
     """
     from autonl.train.config import Config, load_config, replace
     from autonl.train.run import CONFIG_FILE, Where, evaluate_classifier
+    from autonl.weights import refuse_segmentation
 
+    refuse_segmentation(ref)
     kept = Path(ref) / CONFIG_FILE
     config: Config = load_config(str(kept) if kept.is_file() else None, set_)
     config = replace(config, data={"path": data} if data else {})

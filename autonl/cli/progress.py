@@ -11,7 +11,8 @@ from rich.progress import Progress as Bar
 
 from autonl.train.progress import Progress
 
-SHOWN = ("train_loss", "top1", "top5", "val_loss", "images_per_second")  # of a row, in this order, where it has them
+# of a row, in this order, where it has them
+SHOWN = ("train_loss", "top1", "top5", "miou", "val_loss", "images_per_second")
 
 
 class TrainingBar(Progress):

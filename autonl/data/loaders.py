@@ -245,7 +245,7 @@ class Loaders:
             view.size, interpolation=view.interpolation, crop_pct=view.crop_pct, mean=view.mean, normalize=False
         )
 
-    def map_loader(self, dataset: DecodedImages, order: Any, *, persistent: bool = True) -> DataLoader[Any]:
+    def map_loader(self, dataset: Dataset[Any], order: Any, *, persistent: bool = True) -> DataLoader[Any]:
         return DataLoader(dataset, batch_sampler=order, **self.worker_arguments(persistent))
 
     def stream_loader(self, stream: Stream, batch_size: int, *, drop_last: bool) -> DataLoader[Any]:

@@ -61,7 +61,10 @@ class TrainingOrder:
         self.batch_size = rank_batch_size(batch_size, share.world, accumulate)
         self.batches = count // batch_size * accumulate
         if not self.batches:
-            raise AutoNLError(f"{count} training images do not fill one batch: data.batch_size is {batch_size}")
+            raise AutoNLError(
+                f"{count} training images do not fill one batch: data.batch_size is {batch_size}; "
+                f"allowed: up to {count}, by --set data.batch_size=N"
+            )
         self.begin(0)
 
     def begin(self, epoch: int, first_batch: int = 0) -> None:

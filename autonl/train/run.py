@@ -2,43 +2,38 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
-import platform
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import lightning
-import timm
 import torch
-import torchvision
-import yaml
+from torch import nn
 
-from autonl.arch.codec import spec_to_dict
 from autonl.arch.spec import ArchSpec
-from autonl.data.loaders import Loaders, view_of
+from autonl.data.loaders import EvaluationBatches, Loaders, TrainingBatches, view_of
 from autonl.data.memory import View
 from autonl.data.order import derive_seed
 from autonl.data.sources import Source, open_evaluation, open_source
 from autonl.errors import AutoNLError
-from autonl.models import ARCH_FILE, RUN_FILE, TIMM_PREFIX, Ref, create_model, resolve, run_arguments
-from autonl.train.config import Config, replace, to_dict
-from autonl.train.loop import Loop, Result, evaluate, launch, share
+from autonl.models import Ref, create_model, run_arguments
+from autonl.train.config import Config, replace
+from autonl.train.folder import (
+    CLASSES_FILE,
+    CONFIG_FILE,
+    describe,
+    describe_data,
+    refuse_other_run,
+    view_settings,
+    write_description,
+)
+from autonl.train.loop import Fabric, Loop, Result, evaluate, launch, share
 from autonl.train.progress import Progress
-from autonl.train.state import LAST, PREVIOUS, read_checkpoint, write_atomically
-from autonl.train.tasks import Classification
-from autonl.version import __version__
+from autonl.train.state import LAST, PREVIOUS, read_checkpoint
+from autonl.train.tasks import Classification, Task
 from autonl.weights import load_weights, run_weights
-
-CONFIG_FILE, CLASSES_FILE = "config.yaml", "classes.txt"
-
-# settings that say where and how fast, not what: they may change when a run is resumed
-MAY_CHANGE = {"data.path", "data.workers", "data.max_corrupt", "data.evaluation_batch_size"} | {
-    f"loop.{name}" for name in ("log_steps", "checkpoint_epochs", "checkpoint_steps")
-}
 
 
 @dataclass(frozen=True)
@@ -48,6 +43,54 @@ class Where:
     devices: int | None = None  # a host; None: one, or as many as torchrun started
     num_nodes: int | None = None
     accelerator: str = "auto"  # "cpu" leaves a GPU alone
+
+
+@dataclass(frozen=True)
+class Started:
+    """The processes of a run in a folder, and the checkpoint that it goes on from."""
+
+    fabric: Fabric
+    folder: Path
+    shown: Progress
+    checkpoint: dict[str, Any] | None
+
+    def refuse_other_run(self, about: dict[str, Any]) -> None:
+        if self.checkpoint:
+            refuse_other_run(self.folder, self.checkpoint["about"], about)
+
+    def loop(
+        self,
+        config: Config,
+        module: nn.Module,
+        task: Task,
+        train: TrainingBatches,
+        validation: EvaluationBatches,
+        about: dict[str, Any],
+    ) -> Loop:
+        return Loop(
+            self.fabric,
+            module,
+            task,
+            train,
+            validation,
+            config.loop,
+            epochs=config.schedule.epochs,
+            batch_size=config.data.batch_size,
+            seed=config.seed,
+            folder=self.folder,
+            about=about,
+            resume=self.checkpoint,
+            progress=self.shown,
+        )
+
+
+def start(config: Config, folder: Path, resume: bool, where: Where, progress: Callable[[], Progress]) -> Started:
+    """progress is called once, on the first process, when the processes are there."""
+    fabric = launch(where.devices, where.num_nodes, config.loop.precision, where.accelerator)
+    shown = progress() if fabric.is_global_zero else Progress()
+    checkpoint = find_checkpoint(folder, resume, shown)
+    fabric.barrier()  # all have looked before the first one writes
+    return Started(fabric, folder, shown, checkpoint)
 
 
 def train_classifier(
@@ -62,15 +105,9 @@ def train_classifier(
     progress: Callable[[], Progress] = Progress,
     command: str = "",
 ) -> Result:
-    """Train the network of a REF on the images of `config.data.path` into a run folder.
-
-    progress is called once, on the first process, when the processes are there.
-    """
-    fabric = launch(where.devices, where.num_nodes, config.loop.precision, where.accelerator)
-    shown = progress() if fabric.is_global_zero else Progress()
-    checkpoint = find_checkpoint(folder, resume, shown)
-    fabric.barrier()  # all have looked before the first one writes
-
+    """Train the network of a REF on the images of `config.data.path` into a run folder."""
+    started = start(config, folder, resume, where, progress)
+    fabric = started.fabric
     source = open_source(config.data, config.seed)
     config = replace(config, model=run_arguments(ref) | num_classes(source) | config.model)
     torch.manual_seed(derive_seed("init", config.seed))
@@ -78,31 +115,22 @@ def train_classifier(
     if inherit or weights:
         path = weights or run_weights(ref)
         if load_weights(module, path, other_classes=True):
-            shown.say(f"{path}: was trained on other classes: all but the classifier starts from it")
+            started.shown.say(f"{path}: was trained on other classes: all but the classifier starts from it")
     view = view_of(module, config.data)
     config = replace(config, data=view_settings(view))
 
     refuse_what_does_not_run(module, view)
     about = describe(ref, config, module.num_classes, view.size, command) | describe_data(source)
-    if checkpoint:
-        refuse_other_run(folder, checkpoint["about"], about)
-
+    started.refuse_other_run(about)
     loaders = Loaders(config.data, config.augment, view, module.num_classes, fabric.device, share(fabric), config.seed)
     assert source.train is not None  # only an evaluation has none
-    loop = Loop(
-        fabric,
+    loop = started.loop(
+        config,
         module,
         Classification(module.num_classes, config.optim, config.schedule),
         loaders.training(source.train, config.loop.accumulate),
         loaders.evaluation(source.validation),
-        config.loop,
-        epochs=config.schedule.epochs,
-        batch_size=config.data.batch_size,
-        seed=config.seed,
-        folder=folder,
-        about=about,
-        resume=checkpoint,
-        progress=shown,
+        about,
     )
     if fabric.is_global_zero:  # nothing is left behind by settings that do not fit; a resumed run may have moved
         write_description(folder, about, source.classes)
@@ -205,89 +233,3 @@ def find_checkpoint(folder: Path, resume: bool, progress: Progress) -> dict[str,
     else:
         progress.say(f"{folder}: going on behind step {checkpoint['step']}")
     return checkpoint
-
-
-def describe(ref: Ref, config: Config, classes: int, size: tuple[int, int], command: str) -> dict[str, Any]:
-    """What a run and its checkpoints know of themselves."""
-    architecture = resolve(ref)
-    arguments = config.model
-    if isinstance(architecture, ArchSpec):
-        architecture = dataclasses.replace(architecture, classes=classes, resolution=size)
-        arguments = {name: value for name, value in arguments.items() if name != "num_classes"}
-    return {
-        "ref": architecture.name if isinstance(architecture, ArchSpec) else TIMM_PREFIX + architecture,
-        "architecture": spec_to_dict(architecture) if isinstance(architecture, ArchSpec) else None,
-        "model": arguments,
-        "config": to_dict(config),
-        "seed": config.seed,
-        "command": command,
-        "versions": {
-            "autonl": __version__,
-            "python": platform.python_version(),
-            "torch": str(torch.__version__),
-            "torchvision": str(torchvision.__version__),
-            "timm": timm.__version__,
-            "lightning": lightning.__version__,
-        },
-        "hardware": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine(),
-    }
-
-
-def describe_data(source: Source) -> dict[str, Any]:
-    """What must be the same when a run is resumed, wherever the images lie by then."""
-    return {"training_images": len(source.train) if source.train else 0, "classes": list(source.classes)}
-
-
-def write_description(folder: Path, about: dict[str, Any], classes: Sequence[str]) -> None:
-    """arch.yaml, config.yaml, run.yaml and classes.txt of a new run folder."""
-
-    def write(name: str, content: Any) -> None:
-        text = content if isinstance(content, str) else yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
-        write_atomically(folder / name, text.encode())
-
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise AutoNLError(f"{folder}: cannot be made: {error.strerror}") from None
-    about = {name: value for name, value in about.items() if name != "classes"}
-    architecture, config = about.pop("architecture"), about.pop("config")
-    if architecture:
-        write(ARCH_FILE, architecture)
-    if classes:
-        write(CLASSES_FILE, "".join(f"{name}\n" for name in classes))
-    write(RUN_FILE, about)
-    write(CONFIG_FILE, config)
-
-
-def view_settings(view: View) -> dict[str, Any]:
-    """What the network sees, as settings of the section data; a rectangle stays the architecture's own."""
-    height, width = view.size
-    kept = {"crop_pct": view.crop_pct, "interpolation": view.interpolation, "mean": view.mean, "std": view.std}
-    return kept | {"image_size": height if height == width else None}
-
-
-def refuse_other_run(folder: Path, kept: dict[str, Any], now: dict[str, Any]) -> None:
-    """A run is resumed with the settings it was started with."""
-    if kept["architecture"] != now["architecture"] or kept["ref"] != now["ref"]:
-        raise AutoNLError(f"{folder}: holds a run of another network, {kept['ref']}; this command trains {now['ref']}")
-    if kept["classes"] != now["classes"] or kept["training_images"] != now["training_images"]:
-        raise AutoNLError(
-            f"{folder}: the run was started on {kept['training_images']} training images of {len(kept['classes'])} "
-            f"classes, this command has {now['training_images']} of {len(now['classes'])}, or of others; "
-            "resume with the same images, or choose another --out"
-        )
-    old, new = flat(kept["config"]), flat(now["config"])
-    for name in sorted((old.keys() | new.keys()) - MAY_CHANGE):
-        if old.get(name) != new.get(name):
-            raise AutoNLError(
-                f"{folder}: the run was started with {name} = {old.get(name)}, this command has {new.get(name)}; "
-                "resume with the same settings, or choose another --out"
-            )
-
-
-def flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Settings by their dotted names."""
-    items: dict[str, Any] = {}
-    for name, value in settings.items():
-        items |= flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
-    return items

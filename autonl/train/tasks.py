@@ -84,10 +84,11 @@ class Classification(Task):
         metrics.update(module(images).float(), labels)
 
 
-def create_optimizer(module: nn.Module, config: OptimConfig) -> Optimizer:
+def create_optimizer(parameters: nn.Module | list[dict[str, Any]], config: OptimConfig) -> Optimizer:
+    """For a module, or for groups of parameters that bring their own settings."""
     try:
         return create_optimizer_v2(
-            module, config.name, config.lr, config.weight_decay, config.momentum, **config.arguments
+            parameters, config.name, config.lr, config.weight_decay, config.momentum, **config.arguments
         )
     except (ValueError, TypeError, AssertionError, RuntimeError) as error:  # an unknown optimiser or argument
         raise AutoNLError(f"optim: {' '.join(str(error).split())[:200]}") from None
@@ -132,19 +133,20 @@ class Percent(MulticlassAccuracy):
 
 
 class CrossEntropy(Metric):
-    """The mean without label smoothing, and the number of images that were counted."""
+    """The mean without label smoothing, and the number of images (or pixels) that were counted."""
 
     total: Tensor
-    images: Tensor
+    number: Tensor
 
-    def __init__(self) -> None:
+    def __init__(self, not_counted: int = -1, counted: str = "val_images") -> None:
         super().__init__()
+        self.not_counted, self.counted = not_counted, counted
         self.add_state("total", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
-        self.add_state("images", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_state("number", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
 
     def update(self, logits: Tensor, labels: Tensor) -> None:
-        self.total += F.cross_entropy(logits, labels, ignore_index=-1, reduction="sum")
-        self.images += (labels >= 0).sum()
+        self.total += F.cross_entropy(logits, labels, ignore_index=self.not_counted, reduction="sum")
+        self.number += (labels != self.not_counted).sum()
 
     def compute(self) -> dict[str, Tensor]:
-        return {"val_loss": self.total / self.images, "val_images": self.images}
+        return {"val_loss": self.total / self.number, self.counted: self.number}

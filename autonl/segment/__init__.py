@@ -1,0 +1,1 @@
+"""Semantic segmentation: a classifier as the backbone of DeepLabv3."""
