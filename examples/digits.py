@@ -23,8 +23,9 @@ from autonl.arch.macs import count_macs
 from autonl.arch.spec import ArchSpec
 from autonl.arch.zoo import zoo_arch
 from autonl.cli.progress import TrainingBar
+from autonl.search.chance import random_network
 from autonl.search.config import SearchConfig
-from autonl.search.run import random_network, search
+from autonl.search.run import search
 from autonl.search.space import load_space
 from autonl.train.config import load_config
 from autonl.train.run import train_classifier

@@ -26,12 +26,12 @@ def test_no_two_jobs_of_a_suite_are_the_same_row(suite):
 
 def test_random_networks_cost_what_the_budget_says(tmp_path):
     job = Job("search", "random", 3, "random")
-    spec = network_of(job, Setup("", tmp_path, tmp_path / "a.json"))
+    spec = network_of(job, Setup("", "", tmp_path, tmp_path / "a.json"))
     rows = [row for row in read_rows(RESULTS, "search") if (row["job"], row["seed"]) == ("random", "3")]
     assert [row["blocks"] for row in rows] == [" ".join(map(block_to_string, spec.blocks))]  # as it was then
     assert 0.99 * budget_of(job) <= count_macs(spec) <= budget_of(job)
     assert spec.resolution == (96, 96)
-    assert network_of(job, Setup("", tmp_path, tmp_path / "a.json")) == spec
+    assert network_of(job, Setup("", "", tmp_path, tmp_path / "a.json")) == spec
 
 
 def groups(**values):
@@ -68,7 +68,7 @@ def test_the_queue_runs_what_is_missing_in_the_order_of_needs(tmp_path, monkeypa
         Job("gain", "waits for what died", 0, needs="gain/dies/0"),
         Job("gain", "there already", 0),
     ]
-    setup = Setup("", tmp_path / "runs", tmp_path / "a.json", at_once=2)
+    setup = Setup("", "", tmp_path / "runs", tmp_path / "a.json", at_once=2)
     append(tmp_path, dict.fromkeys(COLUMNS, "") | {"suite": "gain", "job": "there already", "seed": 0})
     started = []
     start = subprocess.Popen

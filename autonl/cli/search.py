@@ -68,7 +68,7 @@ def search(
     elif found.result.first_process and json:
         typer.echo(json_format.dumps(summary(folder, found)))
     elif found.result.first_process:
-        print_found(folder, found, recipe, data)
+        print_found(folder, found, recipe, data, set_)
 
 
 def summary(folder: Path, found: Found) -> dict[str, object]:
@@ -88,7 +88,7 @@ def summary(folder: Path, found: Found) -> dict[str, object]:
     }
 
 
-def print_found(folder: Path, found: Found, recipe: str | None, data: str | None) -> None:
+def print_found(folder: Path, found: Found, recipe: str | None, data: str | None, settings: list[str]) -> None:
     from autonl.profile import profile
 
     assert found.spec is not None
@@ -103,8 +103,9 @@ def print_found(folder: Path, found: Found, recipe: str | None, data: str | None
     )
     for warning in found.warnings:
         console.print(f"warning: {warning}", markup=False)
+    kept = [("set", setting) for setting in settings if not setting.startswith("search.")]
     options = "".join(
-        f" --{name} {shlex.quote(value)}" for name, value in (("recipe", recipe), ("data", data)) if value
+        f" --{name} {shlex.quote(value)}" for name, value in (("recipe", recipe), ("data", data), *kept) if value
     )
     console.print(f"\npictures: {folder / 'arch.png'}, {folder / 'search.png'}", markup=False)
     console.print(f"next: autonl train {shlex.quote(str(folder))}{options}", markup=False)

@@ -65,19 +65,24 @@ class DualAscent:
 
 
 @torch.no_grad()
-def land(gates: Gates, cost: Cost, budget: int, count: int, seed: int) -> Tensor:
+def land(gates: Gates, cost: Cost, budget: int, count: int, seed: int, luck: float = 0.0) -> Tensor:
     """Up to `count` different gate settings within the tolerance below the budget, (n, blocks, gates) of booleans.
 
     They keep what the gates value most: the largest sums of the margins of the gates that act. Many copies of
     the gates' decision are changed by one to three flips at a time, each kept when it brings the cost nearer to the
     budget or, inside the tolerance, the value up; and now and then, less and less, when it does not.
+
+    luck: every copy has margins of its own, with so much logistic noise on them, and the settings are its best ones.
+    With 1, a gate that has no others inside would be open as often as when it is drawn by its margin.
     """
-    margins = gates.margins().cpu().double()
-    always_open, columns = gates.always_open.cpu(), gates.columns
-    cost = copy.deepcopy(cost).cpu()
-    generator = torch.Generator().manual_seed(seed)
     copies, rounds = 128, 1000
-    settings = gates.decisions().cpu().expand(copies, *margins.shape).clone()
+    generator = torch.Generator().manual_seed(seed)
+    always_open, columns = gates.always_open.cpu(), gates.columns
+    margins = gates.margins().cpu().double().expand(copies, *always_open.shape)  # (copies, blocks, gates)
+    if luck:
+        margins = margins + luck * torch.rand(margins.shape, generator=generator).double().logit(eps=1e-9)
+    cost = copy.deepcopy(cost).cpu()
+    settings = gates.decisions().cpu().expand_as(margins).clone()
     scores = score(settings, margins, columns, cost, budget)
     free = (~always_open).flatten().nonzero().squeeze(1)
     kept: dict[bytes, tuple[float, Tensor]] = {}
@@ -91,11 +96,13 @@ def land(gates: Gates, cost: Cost, budget: int, count: int, seed: int) -> Tensor
             tried[rows, where[wanted]] ^= True
         tried = tried.view_as(settings)
         new = score(tried, margins, columns, cost, budget)
-        luck = torch.rand(copies, generator=generator).clamp(min=1e-12).log().double() * heat
-        accepted = new - scores > luck
+        chance = torch.rand(copies, generator=generator).clamp(min=1e-12).log().double() * heat
+        accepted = new - scores > chance
         settings[accepted], scores[accepted] = tried[accepted], new[accepted]
-        if turn >= rounds // 2:
+        if turn >= rounds // 2 and not luck:
             collect(kept, settings, scores, columns)
+    if luck:  # values of different copies cannot be compared: the first ones
+        collect(kept, settings, torch.where(scores > -50, 0.0, scores), columns, copies)
     best = sorted(kept.values(), key=lambda item: -item[0])[:count]
     if not best:
         raise AutoNLError(
@@ -117,24 +124,26 @@ def value(reached: Reached, margins: Tensor, columns: Columns) -> Tensor:
     """Sum of the margins of the gates that are open and act: those inside what is absent earn nothing."""
 
     def earned(candidates: Tensor, first: int, last: int) -> Tensor:
-        return (candidates[..., 1:] * margins[:, first:last]).sum(-1)
+        return (candidates[..., 1:] * margins[..., first:last]).sum(-1)
 
     c = columns
     inside = earned(reached.expand, c.expand.start + 1, c.expand.stop) + earned(
         reached.kernel, c.kernel.start, c.kernel.stop
     )
     if c.se.stop > c.se.start:
-        inside = inside + reached.squeeze * (margins[:, c.se.start] + earned(reached.se, c.se.start + 1, c.se.stop))
+        inside = inside + reached.squeeze * (margins[..., c.se.start] + earned(reached.se, c.se.start + 1, c.se.stop))
     if c.ratio.stop > c.ratio.start:
         compact = earned(reached.ratio, c.ratio.start + 1, c.ratio.stop)
         compact = compact + earned(reached.stride, c.stride.start, c.stride.stop)
-        inside = inside + reached.nonlocal_ * (margins[:, c.ratio.start] + compact)
-    return (reached.keep * (margins[:, 0] + inside)).sum(-1)
+        inside = inside + reached.nonlocal_ * (margins[..., c.ratio.start] + compact)
+    return (reached.keep * (margins[..., 0] + inside)).sum(-1)
 
 
-def collect(kept: dict[bytes, tuple[float, Tensor]], settings: Tensor, scores: Tensor, columns: Columns) -> None:
+def collect(
+    kept: dict[bytes, tuple[float, Tensor]], settings: Tensor, scores: Tensor, columns: Columns, most: int = 16
+) -> None:
     """Keep the settings inside the budget, one of each network: gates that do not act make no difference."""
-    for index in scores.topk(16).indices.tolist():
+    for index in scores.topk(most).indices.tolist():
         if scores[index] <= -50:
             break
         acting = canonical(settings[index], columns)

@@ -22,6 +22,8 @@ class SearchSettings:
     temperature: tuple[float, float] = (1.0, 0.2)  # of drawing the gates, from the warm-up's end to the search's
     observe_steps: int = 10  # steps between two looks at the evidence
     candidates: int = 16  # networks at the budget that are compared on the selection images
+    trials: int = 0  # of these, the networks that are also trained from scratch for a while; the best one is taken
+    trial_epochs: int = 3
     calibrate_batches: int = 8  # training batches that BN statistics are taken from before a network is judged
 
     def __post_init__(self) -> None:
@@ -34,7 +36,8 @@ class SearchSettings:
         between("search.learned", self.learned, 0, 1)
         for value in self.temperature:
             between("search.temperature", value, 0.01, 100)
-        for name in ("observe_steps", "candidates", "calibrate_batches"):
+        at_least("search.trials", self.trials, 0)
+        for name in ("observe_steps", "candidates", "calibrate_batches", "trial_epochs"):
             at_least(f"search.{name}", getattr(self, name), 1)
 
 

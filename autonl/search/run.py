@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
-import random
-from collections.abc import Callable, Iterable, Sequence
+import math
+import shutil
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,51 +16,32 @@ import torch
 from torch import Tensor
 
 from autonl.arch.codec import block_to_string, resolution_from, write_arch
-from autonl.arch.macs import count_macs
 from autonl.arch.spec import ArchSpec
-from autonl.data.loaders import EvaluationBatches, Loaders, view_of
+from autonl.data.loaders import Loaders, view_of
 from autonl.data.memory import Batch
 from autonl.data.order import derive_seed
 from autonl.data.sources import Source, keep_selection, open_source
-from autonl.errors import AutoNLError
 from autonl.models import ARCH_FILE
-from autonl.search.budget import TOLERANCE, land, parse_budget
+from autonl.search.budget import land, parse_budget
+from autonl.search.compare import Candidate, Comparison
 from autonl.search.config import SearchConfig
-from autonl.search.cost import Cost
-from autonl.search.derive import derive
-from autonl.search.gates import Columns, Gates, Reached, from_choices, to_choices
+from autonl.search.gates import Gates, to_choices
 from autonl.search.pictures import draw_architecture, draw_search
-from autonl.search.space import Choice, Space, load_space
+from autonl.search.space import Space, load_space
 from autonl.search.supernet import SuperNet
 from autonl.search.task import Search
-from autonl.train.bn import calibrate_bn
 from autonl.train.config import replace
-from autonl.train.loop import Fabric, Loop, Result, evaluate, launch, share
+from autonl.train.folder import describe, describe_data, view_settings, write_description
+from autonl.train.loop import Loop, Result, share
 from autonl.train.progress import Progress
-from autonl.train.run import (
-    Where,
-    describe,
-    describe_data,
-    find_checkpoint,
-    refuse_other_run,
-    view_settings,
-    write_description,
-)
+from autonl.train.run import Started, Where, start
 from autonl.train.state import write_atomically, write_weights
-from autonl.train.tasks import Classification
 from autonl.weights import BEST_WEIGHTS, FINAL_WEIGHTS
 
 SEARCH_FILE = "search.json"  # how the gates moved and what was compared
+TRIALS_FOLDER = "trials"  # while they run
 DEFAULT_BUDGET = "50%"
 SELECTION = 0.1  # share of the training images that choose, where the settings name none
-
-
-@dataclass(frozen=True)
-class Candidate:
-    choices: tuple[Choice, ...]
-    macs: int
-    top1: float  # on the selection images, with the super-network's weights
-    loss: float
 
 
 @dataclass(frozen=True)
@@ -94,49 +76,39 @@ def search(
     result = searching.loop.run()
     if result.stopped_by:
         return Found(result, searching.space)
-    supernet, task, budget = searching.supernet, searching.task, searching.budget
-    settings = decided(supernet, budget, searching.config)
-    candidates = [searching.judge(to_choices(setting, supernet.gates.columns)) for setting in settings]
-    candidates.sort(key=lambda candidate: (-candidate.top1, candidate.loss))
-    network = searching.network(candidates[0].choices)
-    found = Found(result, searching.space, network.spec, budget, candidates, task.margins, collapse_warnings(task))
-    if searching.fabric.is_global_zero:
+    supernet, task, comparison = searching.supernet, searching.task, searching.comparison
+    candidates = compared(searching)
+    if searching.config.search.trials:
+        candidates, stopped = tried(searching, candidates, folder / TRIALS_FOLDER)
+        if stopped:
+            return Found(stopped, searching.space)
+    network = comparison.network(candidates[0].choices)
+    warnings = collapse_warnings(task)
+    found = Found(result, searching.space, network.spec, searching.budget, candidates, task.margins, warnings)
+    if searching.started.fabric.is_global_zero:
         write_arch(network.spec, folder / ARCH_FILE)
         write_weights(folder / FINAL_WEIGHTS, network)  # in place of the super-network's
         (folder / BEST_WEIGHTS).unlink(missing_ok=True)
         write_atomically(folder / SEARCH_FILE, json.dumps(story(found, supernet.gates)).encode())
         draw_architecture(network.spec, folder / "arch.png")
-        draw_search(result.history, task.margins, supernet.gates.columns, budget, folder / "search.png")
-    searching.fabric.barrier()
+        draw_search(result.history, task.margins, supernet.gates.columns, searching.budget, folder / "search.png")
+        shutil.rmtree(folder / TRIALS_FOLDER, ignore_errors=True)
+    searching.started.fabric.barrier()
     return found
 
 
 @dataclass(frozen=True)
 class Searching:
-    """A search that is ready to run, and what judges networks at its end."""
+    """A search that is ready to run, and what compares networks at its end."""
 
     config: SearchConfig
-    fabric: Fabric
+    started: Started
     space: Space
     budget: int | None
     supernet: SuperNet
     task: Search
     loop: Loop
-    selection: EvaluationBatches  # the images that choose
-    calibration: Callable[[], Iterable[Batch]]  # training batches for BN statistics
-
-    def network(self, choices: Sequence[Choice]) -> Any:
-        """The chosen network on its own, with the super-network's weights behind BN statistics of its own."""
-        network = self.fabric.to_device(derive(self.supernet, choices, f"{self.space.name}-found"))
-        with self.fabric.autocast():
-            calibrate_bn(network, self.calibration(), self.fabric.world_size)
-        return network
-
-    def judge(self, choices: tuple[Choice, ...]) -> Candidate:
-        network = self.network(choices)
-        task = Classification(self.space.classes, self.config.optim, self.config.schedule)
-        metrics = evaluate(self.fabric, network, task, self.selection)
-        return Candidate(choices, count_macs(network.spec), metrics["top1"], metrics["val_loss"])
+    comparison: Comparison
 
 
 def prepare(
@@ -149,11 +121,8 @@ def prepare(
     progress: Callable[[], Progress],
     command: str,
 ) -> Searching:
-    fabric = launch(where.devices, where.num_nodes, config.loop.precision, where.accelerator)
-    shown = progress() if fabric.is_global_zero else Progress()
-    checkpoint = find_checkpoint(folder, resume, shown)
-    fabric.barrier()  # all have looked before the first one writes
-
+    started = start(config, folder, resume, where, progress)
+    fabric = started.fabric
     config = with_defaults(config)
     source = keep_selection(source, config.data) if source else open_source(config.data, config.seed)
     space = fitted_space(space or load_space(config.search.space), config, source)
@@ -163,11 +132,7 @@ def prepare(
     view = view_of(supernet.network, config.data)
     config = replace(config, data=view_settings(view))
     about = describe(space.spec(space.largest), config, space.classes, view.size, command) | describe_data(source)
-    if checkpoint:
-        refuse_other_run(folder, checkpoint["about"], about)
-    if fabric.is_global_zero:
-        write_description(folder, about | {"architecture": None}, source.classes)
-
+    started.refuse_other_run(about)
     loaders = Loaders(config.data, config.augment, view, space.classes, fabric.device, share(fabric), config.seed)
     assert source.train is not None  # open_source gives training images
     assert source.selection is not None  # with_defaults asks for them
@@ -178,40 +143,63 @@ def prepare(
         return itertools.islice(train.epoch(config.schedule.epochs), config.search.calibrate_batches)
 
     task = Search(supernet, config, budget, calibration)
-    loop = Loop(
-        fabric,
-        supernet,
-        task,
-        train,
-        selection,
-        config.loop,
-        epochs=config.schedule.epochs,
-        batch_size=config.data.batch_size,
-        seed=config.seed,
-        folder=folder,
-        about=about,
-        resume=checkpoint,
-        progress=shown,
-    )
-    return Searching(config, fabric, space, budget, supernet, task, loop, selection, calibration)
+    loop = started.loop(config, supernet, task, train, selection, about)
+    if fabric.is_global_zero:  # nothing is left behind by settings that do not fit
+        write_description(folder, about | {"architecture": None}, source.classes)
+    comparison = Comparison(config, fabric, supernet, train, selection, calibration)
+    return Searching(config, started, space, budget, supernet, task, loop, comparison)
+
+
+def compared(searching: Searching) -> list[Candidate]:
+    """Networks at the budget that the gates value most, or the one that they decide on; the best first."""
+    gates, settings = searching.supernet.gates, searching.config.search
+    if searching.budget is None:
+        found = gates.decisions().cpu()[None]
+    else:
+        seed = derive_seed("landing", searching.config.seed)
+        found = land(gates, searching.supernet.cost, searching.budget, settings.candidates, seed)
+        if settings.trials > 1:  # and others, by the luck of the draw, for the trials
+            drawn = land(gates, searching.supernet.cost, searching.budget, 2 * settings.trials, seed, luck=1.0)
+            found = torch.cat([found, drawn]).unique(dim=0)
+    candidates = [searching.comparison.judge(to_choices(setting, gates.columns)) for setting in found]
+    return sorted(candidates, key=lambda candidate: -candidate.top1)
+
+
+def tried(searching: Searching, candidates: list[Candidate], folder: Path) -> tuple[list[Candidate], Result | None]:
+    """The first few trained for a while, the best of them first; or what was asked to stop on the way."""
+    trials = candidates[: searching.config.search.trials]
+    trained = []
+    for index, candidate in enumerate(trials):
+        searching.started.shown.say(f"trial {index + 1} of {len(trials)}")
+        result = searching.comparison.trial(candidate.choices, folder / str(index))
+        if result.stopped_by:
+            return [], result
+        trained.append(dataclasses.replace(candidate, trained=result.metrics["top1"]))
+    trained.sort(key=lambda candidate: -(candidate.trained or 0.0))
+    return [*trained, *candidates[len(trials) :]], None
 
 
 def story(found: Found, gates: Gates) -> dict[str, Any]:
     """What search.json keeps of a search: for reports, and for whoever wants to know why."""
+    space = found.space
+    opens = [*space.expands, *space.kernels[1:], *space.se, *space.ratios, *(space.strides[1:] if space.ratios else ())]
     return {
-        "space": found.space.name,
+        "space": space.name,
         "budget": found.budget,
         "warnings": found.warnings,
         # gate by gate: which choice it belongs to; margins[epoch][block][gate], open where above 0
         "gates": [name for name, span in gates.columns.items() for _ in range(span.start, span.stop)],
+        "opens": opens,  # the candidate that each leads to
         "always_open": gates.always_open.tolist(),
         "margins": [[[round(value, 4) for value in row] for row in epoch.tolist()] for epoch in found.margins],
         "candidates": [
             {
                 "macs": candidate.macs,
                 "top1": candidate.top1,
-                "loss": candidate.loss,
-                "blocks": [block_to_string(block) for block in found.space.spec(candidate.choices).blocks],
+                "loss": candidate.loss if math.isfinite(candidate.loss) else None,
+                "trained": candidate.trained,
+                "kept": [choice.expand > 0 for choice in candidate.choices],
+                "blocks": [block_to_string(block) for block in space.spec(candidate.choices).blocks],
             }
             for candidate in found.candidates
         ],
@@ -239,14 +227,6 @@ def fitted_space(space: Space, config: SearchConfig, source: Source) -> Space:
     return dataclasses.replace(space, classes=len(source.classes) or space.classes, resolution=resolution)
 
 
-def decided(supernet: SuperNet, budget: int | None, config: SearchConfig) -> Tensor:
-    """(n, blocks, gates): networks at the budget that the gates value most, or the one that they decide on."""
-    gates = supernet.gates
-    if budget is None:
-        return gates.decisions().cpu()[None]
-    return land(gates, supernet.cost, budget, config.search.candidates, derive_seed("landing", config.seed))
-
-
 def collapse_warnings(task: Search) -> list[str]:
     """What a person should know before trusting the result."""
     gates = task.supernet.gates
@@ -264,19 +244,3 @@ def collapse_warnings(task: Search) -> list[str]:
     if len(signs) > 2 and all(torch.equal(signs[0], later) for later in signs):
         warnings.append("no gate changed since the warm-up: the search did not react")
     return warnings
-
-
-def random_network(space: Space, budget: int, rng: random.Random, tries: int = 2_000_000) -> ArchSpec:
-    """A network drawn uniformly from the space, accepted within the tolerance below the budget."""
-    cost, columns = Cost(space, resolution_from(space.resolution)), Columns.of(space)
-    every = space.every_choice()
-    settings = torch.stack([from_choices([choice] * len(space.skeleton), columns) for choice in every])
-    table = cost.blocks(Reached.by(settings.double(), columns)).tolist()  # (choices, blocks)
-    costs = dict(zip(every, table, strict=True))
-    fixed = cost.fixed.item()
-    for _ in range(tries):
-        choices = space.random(rng)
-        macs = fixed + sum(costs[choice][block] for block, choice in enumerate(choices))
-        if (1 - TOLERANCE) * budget <= macs <= budget:
-            return space.spec(choices, f"{space.name}-random")
-    raise AutoNLError(f"no network of the space {space.name} was drawn within 1% below {budget / 1e6:.2f}M MACs")

@@ -54,8 +54,11 @@ def main() -> None:
         return
     if not arguments.data:
         parser.error("--data DIR is needed; --smoke runs on made images")
+    if not arguments.voc and any(job.kind == "segment" for job in jobs):
+        parser.error("--voc DIR is needed: the folder that holds VOCdevkit")
     setup = Setup(
         arguments.data,
+        arguments.voc or "",
         arguments.runs,
         arguments.out / "evidence_architectures.json",
         tuple(arguments.settings),
@@ -157,7 +160,7 @@ def smoke(jobs: list[Job], command: str) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         made_images(folder / "images")
-        setup = Setup(str(folder / "images"), folder, folder / "architectures.json", SMOKE, 1, command)
+        setup = Setup(str(folder / "images"), "", folder, folder / "architectures.json", SMOKE, 1, command)
         for job in jobs:
             if job.seed == 0:
                 row = run(dataclasses.replace(job, resolution=32), setup)

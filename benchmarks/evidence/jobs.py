@@ -30,6 +30,7 @@ class Job:
     budget: str = "mobilenetv2_100"  # of a search or a random network: the network that costs as much
     share: float = 1.0  # of the budget
     space: str = "autonl"  # or autonl without: LIST of what is switched off
+    weights: str = ""  # of a backbone: a file beside the VOC images
     needs: str = ""  # the key of the job whose architecture (found) or weights (segment) this one takes
     resolution: int = RESOLUTION
     width: float = 1.0
@@ -140,13 +141,19 @@ def budget() -> list[Job]:
 
 def segmentation() -> list[Job]:
     suite = "segmentation"
-    return seeds(
-        3,
-        *(
-            (lambda seed, name=name: Job(suite, name, seed, "backbone", kind="segment", needs=f"gain/{name}/{seed}"))
-            for name in ("MobileNetV2", "+ LightNL")
-        ),
+
+    def backbone(name: str) -> Callable[[int], Job]:
+        return lambda seed: Job(suite, name, seed, kind="segment", needs=f"gain/{name}/{seed}")
+
+    pretrained = Job(
+        suite,
+        "EfficientNet-Lite0, ImageNet weights",
+        0,
+        "timm:tf_efficientnet_lite0",
+        kind="segment",
+        weights="tf_efficientnet_lite0_fp16.pth",
     )
+    return [pretrained, *seeds(3, backbone("MobileNetV2"), backbone("+ LightNL"))]
 
 
 SUITES = {suite.__name__: suite for suite in (tuning, gain, search, segmentation, table2, widths, budget)}

@@ -21,12 +21,16 @@ from autonl.arch.codec import block_to_string, spec_from_dict, spec_to_dict
 from autonl.arch.macs import count_macs
 from autonl.arch.spec import ArchSpec
 from autonl.models import Ref, resolve
+from autonl.search.chance import random_network
 from autonl.search.config import SearchConfig
-from autonl.search.run import random_network, search
+from autonl.search.run import search
 from autonl.search.space import Space, load_space
+from autonl.segment.config import SegmentConfig
+from autonl.segment.run import train_segmenter
 from autonl.train.config import load_config
 from autonl.train.run import train_classifier
-from benchmarks.evidence.jobs import RECIPE, Job
+from autonl.weights import FINAL_WEIGHTS
+from benchmarks.evidence.jobs import RECIPE, SUITES, Job
 
 COLUMNS = (
     *("suite", "job", "seed", "top1", "top5", "ema_top1", "miou", "selection_top1", "train_loss", "val_loss"),
@@ -40,6 +44,7 @@ class Setup:
     """What is the same for all jobs of a call."""
 
     data: str
+    voc: str  # the folder that holds VOCdevkit, and files of weights
     folder: Path  # run folders; what a later job needs of an earlier one is found here or in `architectures`
     architectures: Path  # {key of a search: architecture}, JSON
     settings: tuple[str, ...] = ()  # on top of every job's
@@ -50,7 +55,7 @@ class Setup:
 def run(job: Job, setup: Setup) -> dict[str, Any]:
     """Do the job and return its row."""
     folder = setup.folder / folder_name(job.key)
-    result = {"train": train, "search": find}[job.kind](job, setup, folder)
+    result = {"train": train, "search": find, "segment": segment}[job.kind](job, setup, folder)
     row = {
         "suite": job.suite,
         "job": job.name,
@@ -111,6 +116,32 @@ def find(job: Job, setup: Setup, folder: Path) -> dict[str, Any]:
         "macs": best.macs,
         "lightnl_blocks": lightnl_blocks(found.spec),
         "blocks": " ".join(map(block_to_string, found.spec.blocks)),
+    }
+
+
+def segment(job: Job, setup: Setup, folder: Path) -> dict[str, Any]:
+    """DeepLabv3 on a backbone: one with a file of weights, or the classifier that this job needs.
+
+    Weights are not kept between sessions: where the classifier's run folder is gone, it is trained again first.
+    """
+    config = load_config("voc", [f"seed={job.seed}", f"data.path={setup.voc}", *setup.settings], SegmentConfig)
+    network: Ref = job.network
+    if job.needs:
+        (needed,) = (other for other in SUITES[job.needs.split("/")[0]]() if other.key == job.needs)
+        network = setup.folder / folder_name(job.needs)
+        if not (network / FINAL_WEIGHTS).exists():
+            train(needed, setup, network)
+    weights = Path(setup.voc) / job.weights if job.weights else None
+    result = train_segmenter(network, config, folder, resume=folder.exists(), weights=weights, command=setup.command)
+    stop_if_asked(result)
+    resolution = config.data.image_size
+    assert resolution is not None  # the recipe has it
+    return {
+        "miou": round(result.metrics["miou"], 3),
+        "val_loss": round(result.metrics["val_loss"], 4),
+        "resolution": resolution,
+        **course(result.history),
+        **figures(result.module, resolution, None),
     }
 
 

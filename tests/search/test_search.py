@@ -1,5 +1,6 @@
 """A whole search: its budget, its reaction to the cost weight and to the task, kill and resume, several processes."""
 
+import json
 import math
 import os
 import random
@@ -16,9 +17,10 @@ from autonl.arch.macs import count_macs
 from autonl.data.digits import digits
 from autonl.data.sources import Source
 from autonl.search.budget import land, parse_budget
+from autonl.search.chance import random_network
 from autonl.search.config import SearchConfig
 from autonl.search.gates import Reached
-from autonl.search.run import random_network, search
+from autonl.search.run import search
 from autonl.search.space import Space, load_space
 from autonl.search.supernet import SuperNet
 from autonl.train.config import load_config
@@ -283,8 +285,38 @@ def test_two_processes_have_the_same_gates(tmp_path):
     assert all(torch.equal(a, b) for a, b in zip(first["margins"], second["margins"], strict=True))
 
 
-def test_pictures_and_warnings(tmp_path):
-    found = run_search(tmp_path / "run", "search.learned=0.0", "search.warmup=[0.1,0.2]", epochs=3)
+def test_pictures_warnings_and_trials(tmp_path):
+    """The network that is taken is the best of those that were trained for a while, whatever the gates thought."""
+    settings = ("search.learned=0.0", "search.warmup=[0.1,0.2]", "search.trials=3", "search.trial_epochs=1")
+    found = run_search(tmp_path / "run", *settings, images=200, epochs=3)
     for name in ("arch.png", "search.png"):
         assert (tmp_path / "run" / name).read_bytes().startswith(b"\x89PNG")
     assert "the task was hardly learned" in found.warnings[0]
+    tried = [candidate for candidate in found.candidates if candidate.trained is not None]
+    assert len(tried) == 3
+    assert tried == found.candidates[:3]
+    assert tried[0].trained == max(candidate.trained for candidate in tried)
+    assert found.space.spec(tried[0].choices, found.spec.name) == found.spec
+    assert not (tmp_path / "run" / "trials").exists()
+    story = json.loads((tmp_path / "run" / "search.json").read_text())
+    assert [candidate["trained"] for candidate in story["candidates"][:3]] == [c.trained for c in tried]
+
+
+def test_lucky_landings_differ_and_follow_the_margins():
+    """What the gates value is drawn more often; what they do not, now and then."""
+    supernet = SuperNet(SMALL)
+    columns = supernet.gates.columns
+    budget = parse_budget("60%", SMALL)
+    shares = []
+    for margin in (3.0, -3.0):
+        with torch.no_grad():
+            supernet.gates.threshold[:, columns.ratio.start] = -margin
+        drawn = land(supernet.gates, supernet.cost, budget, 40, seed=0, luck=1.0)
+        assert len(drawn) == 40
+        macs = supernet.macs(drawn.double())
+        assert ((0.99 * budget <= macs) & (macs <= budget)).all()
+        reached = Reached.by(drawn.double(), columns)
+        shares.append(reached.nonlocal_[reached.keep.bool()].mean().item())
+    assert shares[0] > shares[1] + 0.3
+    assert 0 < shares[1]
+    assert shares[0] < 1
