@@ -26,6 +26,7 @@ ALLOWED = {
     "train": {"data", "models", "weights", "nn", "arch", "errors", "version"},
     "search": {"train", "data", "models", "weights", "nn", "arch", "errors", "version"},
     "segment": {"train", "data", "models", "weights", "arch", "errors"},
+    "cam": {"train", "data", "weights", "nn", "errors", "version"},
 }
 TOP = {"__init__", "__main__", "cli"}  # may import everything below them
 

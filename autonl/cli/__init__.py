@@ -6,6 +6,7 @@ from typing import NoReturn
 
 import typer
 
+from autonl.cli.cam import cam
 from autonl.cli.evaluate import evaluate
 from autonl.cli.models import models
 from autonl.cli.profile import profile
@@ -31,6 +32,7 @@ app.command()(train)
 app.command()(evaluate)
 app.command()(search)
 app.command()(segment)
+app.command()(cam)
 
 
 def _print_version(wanted: bool) -> None:
