@@ -4,7 +4,7 @@ BIN := .venv/bin
 # one thread a process: two torch jobs with two threads each on two cores are many times slower
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: search test prove check format clean
+.PHONY: search test prove check docs browser format clean
 
 # find, train and judge a network on the embedded digits
 search: .venv/ready
@@ -22,6 +22,15 @@ check: .venv/ready
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# the documentation as a site, in build/docs
+docs: .venv/docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --site-dir build/docs
+
+# what the tests of the report in a real browser need
+browser: .venv/ready
+	$(BIN)/pip install --quiet --editable ".[browser]" --constraint constraints.txt
+	command -v chromium || apt-get install --yes --no-install-recommends chromium
+
 format: .venv/ready
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
@@ -31,5 +40,9 @@ format: .venv/ready
 	$(BIN)/pip install --quiet --editable ".[dev,demo]" --constraint constraints.txt
 	touch $@
 
+.venv/docs: .venv/ready
+	$(BIN)/pip install --quiet --editable ".[docs]" --constraint constraints.txt
+	touch $@
+
 clean:
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info

@@ -27,6 +27,7 @@ ALLOWED = {
     "search": {"train", "data", "models", "weights", "nn", "arch", "errors", "version"},
     "segment": {"train", "data", "models", "weights", "arch", "errors"},
     "cam": {"train", "data", "weights", "nn", "errors", "version"},
+    "report": {"cam", "train", "data", "models", "weights", "profile", "arch", "errors", "version"},
 }
 TOP = {"__init__", "__main__", "cli"}  # may import everything below them
 
@@ -36,6 +37,7 @@ CONFINED = {
     "rich": {"cli"},
     "lightning": {"train"},
     "mlxtend": {"data"},
+    "jinja2": {"report"},
     "matplotlib": {"search", "segment", "cam"},
 }
 ARCH_MAY_IMPORT = {"autonl", "yaml", *sys.stdlib_module_names}

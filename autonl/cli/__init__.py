@@ -10,6 +10,7 @@ from autonl.cli.cam import cam
 from autonl.cli.evaluate import evaluate
 from autonl.cli.models import models
 from autonl.cli.profile import profile
+from autonl.cli.report import report
 from autonl.cli.search import search
 from autonl.cli.segment import segment
 from autonl.cli.train import train
@@ -32,6 +33,7 @@ app.command()(train)
 app.command()(evaluate)
 app.command()(search)
 app.command()(segment)
+app.command()(report)
 app.command()(cam)
 
 
