@@ -7,6 +7,7 @@ from autonl.arch.codec import read_arch, write_arch
 from autonl.arch.macs import count_macs, count_params
 from autonl.arch.spec import ArchSpec, BlockSpec, LightNLSpec
 from autonl.errors import AutoNLError
+from autonl.export.deploy import deploy
 from autonl.models import create_model, resolve
 from autonl.nn.insertion import insert_lightnl
 from autonl.nn.light_nonlocal import LightNL, freeze_association
@@ -23,6 +24,7 @@ __all__ = [
     "count_macs",
     "count_params",
     "create_model",
+    "deploy",
     "freeze_association",
     "insert_lightnl",
     "load",

@@ -8,6 +8,8 @@ import typer
 
 from autonl.cli.cam import cam
 from autonl.cli.evaluate import evaluate
+from autonl.cli.export import export
+from autonl.cli.measure import measure
 from autonl.cli.models import models
 from autonl.cli.profile import profile
 from autonl.cli.report import report
@@ -32,6 +34,8 @@ app.command()(profile)
 app.command()(train)
 app.command()(evaluate)
 app.command()(search)
+app.command()(export)
+app.command()(measure)
 app.command()(segment)
 app.command()(report)
 app.command()(cam)

@@ -1,6 +1,7 @@
 """autonl profile"""
 
 import json as json_format
+from dataclasses import asdict
 
 import typer
 from rich.console import Console
@@ -8,13 +9,15 @@ from rich.table import Table
 
 from autonl.arch.codec import resolution_from
 from autonl.arch.spec import OPERATORS
-from autonl.errors import refuse_name
+from autonl.errors import AutoNLError, refuse_name
 from autonl.profile import Profile
 from autonl.profile import profile as profile_network
 
 
 def profile(
-    ref: str = typer.Argument(help="Zoo name, arch.yaml, run folder, or timm:NAME."),
+    refs: list[str] = typer.Argument(
+        metavar="REF...", help="Zoo name, arch.yaml, run folder, or timm:NAME; with --latency several."
+    ),
     res: str | None = typer.Option(None, help="Image size: 224, or HEIGHTxWIDTH. Default: the network's own."),
     nl: str | None = typer.Option(
         None,
@@ -22,19 +25,55 @@ def profile(
         help="A non-local operator at the network's non-local places, behind every projection where it has none: "
         + ", ".join(OPERATORS),
     ),
+    latency: bool = typer.Option(False, "--latency", help="Time the networks on this machine instead."),
+    runtime: str = typer.Option("torch", help="For --latency: torch, onnxruntime, openvino or executorch."),
+    threads: int = typer.Option(1, min=1, help="For --latency."),
+    rounds: int = typer.Option(30, min=1, help="For --latency: how often every network is timed, three runs each."),
     json: bool = typer.Option(False, "--json", help="One JSON object on standard output."),
 ) -> None:
-    """MACs and parameters of a network, block by block.
+    """MACs and parameters of a network, block by block; or the milliseconds of several, in turns.
 
     Example: autonl profile autonl_l --res 320x224
+
+    Example: autonl profile mobilenetv2_100 mobilenetv2_lightnl_100 --latency --runtime onnxruntime
     """
+    resolution = resolution_from(res) if res is not None else None
     if nl is not None and nl not in OPERATORS:
         refuse_name("operator", nl, OPERATORS)
-    result = profile_network(ref, resolution_from(res) if res is not None else None, nl)
+    if latency:
+        if nl is not None:
+            raise AutoNLError("--nl and --latency exclude each other; give one")
+        profile_latency(refs, runtime, resolution, threads, rounds, json)
+        return
+    if len(refs) > 1:
+        raise AutoNLError(f"{len(refs)} networks are given; allowed: one, or several with --latency")
+    result = profile_network(refs[0], resolution, nl)
     if json:
         typer.echo(json_format.dumps(result.to_json()))
     else:
         print_profile(result)
+
+
+def profile_latency(
+    refs: list[str], runtime: str, resolution: tuple[int, int] | None, threads: int, rounds: int, json: bool
+) -> None:
+    from autonl.latency import time_networks
+
+    timings = time_networks(list(dict.fromkeys(refs)), runtime, resolution, threads, rounds)
+    if json:
+        networks = [{"name": name, **asdict(timing)} for name, timing in timings.items()]
+        typer.echo(json_format.dumps({"runtime": runtime, "threads": threads, "networks": networks}))
+        return
+    first = next(iter(timings.values()))
+    title = f"milliseconds an image on {runtime}, {threads} thread(s), {first.runs} runs each, in turns"
+    table = Table(box=None, pad_edge=False, title=title)
+    table.add_column("network", no_wrap=True)
+    for column in ("median", "quartiles", "of the first"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for name, timing in timings.items():
+        spread = f"{timing.low:.2f} to {timing.high:.2f}"
+        table.add_row(name, f"{timing.median:.2f}", spread, f"{timing.median / first.median:.3f}")
+    Console().print(table, highlight=False)
 
 
 def print_profile(result: Profile) -> None:

@@ -23,6 +23,8 @@ def search(
     data: str | None = typer.Option(None, metavar="DIR", help="As for train; digits is the embedded set."),
     space: str | None = typer.Option(None, help="autonl, digits, or a .yaml file. Default: autonl."),
     macs: str | None = typer.Option(None, help="The budget: 300M, or a share of the largest network, 50%."),
+    latency: str | None = typer.Option(None, help="Instead of MACs: 12ms, or a share of the largest network's, 60%."),
+    table: str | None = typer.Option(None, metavar="FILE", help="For --latency: what autonl measure wrote."),
     cost_weight: float | None = typer.Option(None, min=0, help="Instead of a budget: the weight of log(MACs)."),
     res: str | None = typer.Option(None, help="Image size: 128, or HEIGHTxWIDTH."),
     width: float | None = typer.Option(None, help="Times the space's channels."),
@@ -47,6 +49,8 @@ def search(
     flags = {
         "search.space": space,
         "search.macs": macs,
+        "search.latency": latency,
+        "search.table": table,
         "search.cost_weight": cost_weight,
         "search.resolution": res,
         "search.width": width,
@@ -81,6 +85,7 @@ def summary(folder: Path, found: Found) -> dict[str, object]:
         "name": found.spec.name,
         "macs": best.macs,
         "budget": found.budget,
+        "unit": found.unit,
         "selection_top1": best.top1,
         "lightnl": sum(block.lightnl is not None for block in found.spec.blocks),
         "blocks": [block_to_string(block) for block in found.spec.blocks],
@@ -90,12 +95,13 @@ def summary(folder: Path, found: Found) -> dict[str, object]:
 
 def print_found(folder: Path, found: Found, recipe: str | None, data: str | None, settings: list[str]) -> None:
     from autonl.profile import profile
+    from autonl.search.budget import amount
 
     assert found.spec is not None
     print_profile(profile(found.spec))
     console = Console(highlight=False, soft_wrap=True)
     best = found.candidates[0]
-    of_budget = f" of a budget of {found.budget / 1e6:.2f}M" if found.budget else ""
+    of_budget = f" for a budget of {amount(found.budget, found.unit)}" if found.budget else ""
     console.print(
         f"{best.macs / 1e6:.2f}M MACs{of_budget}; {best.top1:.2f}% of the selection images right with the "
         f"super-network's weights, the best of {len(found.candidates)} compared",

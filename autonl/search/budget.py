@@ -1,18 +1,18 @@
-"""A budget of MACs: read, kept by dual ascent during the search, hit exactly by a discrete landing at its end."""
+"""A budget of MACs or milliseconds: read, kept by dual ascent, hit exactly by a discrete landing at the end."""
 
 from __future__ import annotations
 
 import copy
 import math
 import re
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from autonl.arch.macs import count_macs
 from autonl.errors import AutoNLError, refuse
-from autonl.search.cost import Cost
-from autonl.search.gates import Columns, Gates, Reached
+from autonl.search.gates import Columns, Gates, Reached, from_choices
 from autonl.search.space import Space
 
 UNITS = {"": 1, "K": 1e3, "M": 1e6, "G": 1e9}
@@ -25,16 +25,42 @@ def parse_budget(text: str, space: Space) -> int:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG%]?)", text.strip(), re.IGNORECASE | re.ASCII)
     if not match:
         refuse("--macs", text, "MACs such as 300M, or a share of the largest network such as 50%")
-    amount, unit = float(match[1]), match[2].upper()
-    macs = int(largest * amount / 100 if unit == "%" else amount * UNITS[unit])
-    if not smallest <= macs <= largest:
-        refuse(
-            "--macs",
-            text,
-            f"{smallest / 1e6:.2f}M to {largest / 1e6:.2f}M, "
-            f"{100 * smallest / largest:.1f}% to 100%: what the networks of the space {space.name} cost",
-        )
+    number, unit = float(match[1]), match[2].upper()
+    macs = int(largest * number / 100 if unit == "%" else number * UNITS[unit])
+    refuse_outside("--macs", text, macs, smallest, largest, space, "macs")
     return macs
+
+
+def parse_latency(text: str, space: Space, cost: Any) -> float:
+    """Milliseconds from "12ms", "12" or a share of what the space's largest network takes, "60%"."""
+    columns = Columns.of(space)
+    smallest, largest = (
+        cost(Reached.by(from_choices(choices, columns).double(), columns)).item()
+        for choices in (space.smallest, space.largest)
+    )
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|%)?", text.strip(), re.IGNORECASE | re.ASCII)
+    if not match:
+        refuse("--latency", text, "milliseconds such as 12ms, or a share of the largest network's such as 60%")
+    milliseconds = largest * float(match[1]) / 100 if match[2] == "%" else float(match[1])
+    refuse_outside("--latency", text, milliseconds, smallest, largest, space, "milliseconds")
+    return float(milliseconds)
+
+
+def refuse_outside(
+    flag: str, text: str, value: float, smallest: float, largest: float, space: Space, unit: str
+) -> None:
+    if not smallest <= value <= largest:
+        refuse(
+            flag,
+            text,
+            f"{amount(smallest, unit)} to {amount(largest, unit)}, {100 * smallest / largest:.1f}% to 100%: "
+            f"what the networks of the space {space.name} cost",
+        )
+
+
+def amount(value: float, unit: str) -> str:
+    """A cost for people: 55.14M MACs, or 12.30 ms."""
+    return f"{value / 1e6:.2f}M" if unit == "macs" else f"{value:.2f} ms"
 
 
 class DualAscent:
@@ -46,7 +72,7 @@ class DualAscent:
     budget before it turned; the second line brakes. All on the device: no step waits for it.
     """
 
-    def __init__(self, budget: int, rate: float, gain: float = 2.0) -> None:
+    def __init__(self, budget: float, rate: float, gain: float = 2.0) -> None:
         self.log_budget, self.rate, self.gain = math.log(budget), rate, gain
         self.steady = torch.zeros((), dtype=torch.float64)
         self.weight = torch.zeros((), dtype=torch.float64)
@@ -65,7 +91,7 @@ class DualAscent:
 
 
 @torch.no_grad()
-def land(gates: Gates, cost: Cost, budget: int, count: int, seed: int, luck: float = 0.0) -> Tensor:
+def land(gates: Gates, cost: Any, budget: float, count: int, seed: int, luck: float = 0.0) -> Tensor:
     """Up to `count` different gate settings within the tolerance below the budget, (n, blocks, gates) of booleans.
 
     They keep what the gates value most: the largest sums of the margins of the gates that act. Many copies of
@@ -106,13 +132,13 @@ def land(gates: Gates, cost: Cost, budget: int, count: int, seed: int, luck: flo
     best = sorted(kept.values(), key=lambda item: -item[0])[:count]
     if not best:
         raise AutoNLError(
-            f"no network of the space was found within {TOLERANCE:.0%} below {budget / 1e6:.2f}M MACs; "
+            f"no network of the space was found within {TOLERANCE:.0%} below a budget of {budget:,.6g}; "
             "allowed: another budget, or a space with more candidates"
         )
     return torch.stack([setting for _, setting in best])
 
 
-def score(settings: Tensor, margins: Tensor, columns: Columns, cost: Cost, budget: int) -> Tensor:
+def score(settings: Tensor, margins: Tensor, columns: Columns, cost: Any, budget: float) -> Tensor:
     """(copies,): the value of each setting, and far below every value where its cost is outside the tolerance."""
     reached = Reached.by(settings.double(), columns)
     share = cost(reached) / budget

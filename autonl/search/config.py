@@ -15,6 +15,8 @@ class SearchSettings:
     resolution: str | None = None  # 128, or HEIGHTxWIDTH; default: data.image_size, else the space's own
     width: float = 1.0  # times the space's channels
     macs: str | None = None  # the budget: 300M, or a share of the largest network, 50%
+    latency: str | None = None  # instead: 12ms, or a share of the largest network's time, 60%
+    table: str | None = None  # of latencies, which `autonl measure` writes
     cost_weight: float | None = None  # instead of a budget: the lambda of Eq. 15
     warmup: tuple[float, float] = (0.15, 0.4)  # least and most of the search with all gates open
     learned: float = 0.85  # the warm-up ends when the loss is below this share of chance's
@@ -27,8 +29,14 @@ class SearchSettings:
     calibrate_batches: int = 8  # training batches that BN statistics are taken from before a network is judged
 
     def __post_init__(self) -> None:
-        if self.macs is not None and self.cost_weight is not None:
-            raise AutoNLError("a budget (--macs) and a fixed weight (--cost-weight) exclude each other; give one")
+        given = [flag for flag in ("macs", "latency", "cost_weight") if getattr(self, flag) is not None]
+        if len(given) > 1:
+            first, second = (f"--{flag.replace('_', '-')}" for flag in given[:2])
+            raise AutoNLError(f"{first} and {second} exclude each other: a budget or a fixed weight; give one")
+        if self.latency is not None and self.table is None:
+            raise AutoNLError("--latency needs --table FILE, the times of the space's blocks; autonl measure writes it")
+        if self.table is not None and self.latency is None and self.cost_weight is None:
+            raise AutoNLError("--table needs --latency, a budget in milliseconds, or --cost-weight")
         at_least("search.cost_weight", self.cost_weight, 0)
         between("search.width", self.width, 0.05, 20)
         between("search.warmup", self.warmup[0], 0, self.warmup[1])

@@ -76,7 +76,7 @@ class Cost(nn.Module):
             self.in_positions,
             self.out_positions,
         )
-        ratio, stride = _chosen(reached.ratio.double()), _chosen(reached.stride.double())
+        ratio, stride = chosen(reached.ratio.double()), chosen(reached.stride.double())
         compact = (ratio[..., :, None] * stride[..., None, :] * self.nonlocal_table).sum((-1, -2))
         return reached.keep.double() * (residual + reached.nonlocal_.double() * compact)
 
@@ -86,6 +86,6 @@ def _steps(sizes: Sequence[int]) -> list[int]:
     return [after - before for before, after in itertools.pairwise([0, *sizes])]
 
 
-def _chosen(reached: Tensor) -> Tensor:
+def chosen(reached: Tensor) -> Tensor:
     """Reached candidates (1, 1, 0) -> the one chosen (0, 1, 0): reached and the next one not."""
     return reached - torch.cat([reached[..., 1:], torch.zeros_like(reached[..., :1])], -1)

@@ -71,21 +71,27 @@ def draw_architecture(spec: ArchSpec, path: Path) -> None:
 
 
 def draw_search(
-    history: list[dict[str, Any]], margins: list[Tensor], columns: Columns, budget: int | None, path: Path
+    history: list[dict[str, Any]],
+    margins: list[Tensor],
+    columns: Columns,
+    budget: float | None,
+    path: Path,
+    unit: str = "macs",
 ) -> None:
-    """Accuracy, MACs against the budget, and every gate's margin over the epochs."""
+    """Accuracy, the cost against the budget, and every gate's margin over the epochs."""
     epochs = [row["epoch"] for row in history]
     figure = Figure(figsize=(8, 8), layout="constrained")
-    accuracy, macs, gates = figure.subplots(3, 1, sharex=True, height_ratios=(1, 1, 2))
+    accuracy, cost, gates = figure.subplots(3, 1, sharex=True, height_ratios=(1, 1, 2))
     seen = [row for row in history if "top1" in row]
     accuracy.plot([row["epoch"] for row in seen], [row["top1"] for row in seen], marker="o", markersize=3)
     accuracy.set_ylabel("top-1 (%),\nselection images")
-    macs.plot(epochs, [row["train_macs"] / 1e6 for row in history], label="expected")
-    macs.plot(epochs, [row["decided_macs"] / 1e6 for row in history], label="decided", linestyle="--")
+    scale = 1e6 if unit == "macs" else 1.0
+    cost.plot(epochs, [row[f"train_{unit}"] / scale for row in history], label="expected")
+    cost.plot(epochs, [row[f"decided_{unit}"] / scale for row in history], label="decided", linestyle="--")
     if budget:
-        macs.axhline(budget / 1e6, color="black", linewidth=0.8, label="budget")
-    macs.set_ylabel("MACs (M)")
-    macs.legend(fontsize=8, frameon=False)
+        cost.axhline(budget / scale, color="black", linewidth=0.8, label="budget")
+    cost.set_ylabel("MACs (M)" if unit == "macs" else unit)
+    cost.legend(fontsize=8, frameon=False)
     for name, span in columns.items():
         for gate in zip(*(m[:, span].flatten().tolist() for m in margins), strict=True):
             gates.plot(epochs, gate, color=GATE_COLOURS[name], alpha=0.35, linewidth=0.8)

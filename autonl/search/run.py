@@ -22,10 +22,11 @@ from autonl.data.memory import Batch
 from autonl.data.order import derive_seed
 from autonl.data.sources import Source, keep_selection, open_source
 from autonl.models import ARCH_FILE
-from autonl.search.budget import land, parse_budget
+from autonl.search.budget import land, parse_budget, parse_latency
 from autonl.search.compare import Candidate, Comparison
-from autonl.search.config import SearchConfig
+from autonl.search.config import SearchConfig, SearchSettings
 from autonl.search.gates import Gates, to_choices
+from autonl.search.latency import TableCost
 from autonl.search.pictures import draw_architecture, draw_search
 from autonl.search.space import Space, load_space
 from autonl.search.supernet import SuperNet
@@ -51,7 +52,8 @@ class Found:
     result: Result
     space: Space
     spec: ArchSpec | None = None
-    budget: int | None = None
+    budget: float | None = None
+    unit: str = "macs"  # of the budget; or milliseconds
     candidates: list[Candidate] = field(default_factory=list)  # the best first
     margins: list[Tensor] = field(default_factory=list)  # (blocks, gates) at the end of every epoch
     warnings: list[str] = field(default_factory=list)
@@ -84,14 +86,18 @@ def search(
             return Found(stopped, searching.space)
     network = comparison.network(candidates[0].choices)
     warnings = collapse_warnings(task)
-    found = Found(result, searching.space, network.spec, searching.budget, candidates, task.margins, warnings)
+    found = Found(
+        result, searching.space, network.spec, searching.budget, task.unit, candidates, task.margins, warnings
+    )
     if searching.started.fabric.is_global_zero:
         write_arch(network.spec, folder / ARCH_FILE)
         write_weights(folder / FINAL_WEIGHTS, network)  # in place of the super-network's
         (folder / BEST_WEIGHTS).unlink(missing_ok=True)
         write_atomically(folder / SEARCH_FILE, json.dumps(story(found, supernet.gates)).encode())
         draw_architecture(network.spec, folder / "arch.png")
-        draw_search(result.history, task.margins, supernet.gates.columns, searching.budget, folder / "search.png")
+        draw_search(
+            result.history, task.margins, supernet.gates.columns, searching.budget, folder / "search.png", task.unit
+        )
         shutil.rmtree(folder / TRIALS_FOLDER, ignore_errors=True)
     searching.started.fabric.barrier()
     return found
@@ -104,7 +110,7 @@ class Searching:
     config: SearchConfig
     started: Started
     space: Space
-    budget: int | None
+    budget: float | None
     supernet: SuperNet
     task: Search
     loop: Loop
@@ -126,9 +132,10 @@ def prepare(
     config = with_defaults(config)
     source = keep_selection(source, config.data) if source else open_source(config.data, config.seed)
     space = fitted_space(space or load_space(config.search.space), config, source)
-    budget = parse_budget(config.search.macs, space) if config.search.macs else None
+    cost = TableCost(space, Path(config.search.table)) if config.search.table else None
+    budget = budget_of(config.search, space, cost)
     torch.manual_seed(derive_seed("init", config.seed))
-    supernet = SuperNet(space)
+    supernet = SuperNet(space, cost)
     view = view_of(supernet.network, config.data)
     config = replace(config, data=view_settings(view))
     about = describe(space.spec(space.largest), config, space.classes, view.size, command) | describe_data(source)
@@ -148,6 +155,12 @@ def prepare(
         write_description(folder, about | {"architecture": None}, source.classes)
     comparison = Comparison(config, fabric, supernet, train, selection, calibration)
     return Searching(config, started, space, budget, supernet, task, loop, comparison)
+
+
+def budget_of(settings: SearchSettings, space: Space, cost: TableCost | None) -> float | None:
+    if settings.latency:
+        return parse_latency(settings.latency, space, cost)
+    return parse_budget(settings.macs, space) if settings.macs else None
 
 
 def compared(searching: Searching) -> list[Candidate]:
@@ -186,6 +199,7 @@ def story(found: Found, gates: Gates) -> dict[str, Any]:
     return {
         "space": space.name,
         "budget": found.budget,
+        "unit": found.unit,
         "warnings": found.warnings,
         # gate by gate: which choice it belongs to; margins[epoch][block][gate], open where above 0
         "gates": [name for name, span in gates.columns.items() for _ in range(span.start, span.stop)],
@@ -209,7 +223,7 @@ def story(found: Found, gates: Gates) -> dict[str, Any]:
 def with_defaults(config: SearchConfig) -> SearchConfig:
     """A budget where neither it nor a cost weight is given, images to choose by, no average of the weights."""
     settings = config.search
-    macs = settings.macs or (DEFAULT_BUDGET if settings.cost_weight is None else None)
+    macs = settings.macs or (DEFAULT_BUDGET if settings.cost_weight is None and settings.latency is None else None)
     return replace(
         config,
         search={"macs": macs},

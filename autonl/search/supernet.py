@@ -6,7 +6,7 @@ hidden SE units), a core (kernels) or a grid (positions). A closed gate is exact
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -25,14 +25,18 @@ from autonl.search.space import Space
 
 
 class SuperNet(nn.Module):
-    """forward(x) gives logits under the gates' present choice; `macs()` what a choice costs."""
+    """forward(x) gives logits under the gates' present choice; `macs()` what a choice costs.
 
-    def __init__(self, space: Space) -> None:
+    cost, where given, is what the search keeps within its budget in place of MACs.
+    """
+
+    def __init__(self, space: Space, cost: nn.Module | None = None) -> None:
         super().__init__()
         self.space = space
         self.resolution = resolution_from(space.resolution)
         self.gates = Gates(space)
-        self.cost = Cost(space, self.resolution)
+        self.count = Cost(space, self.resolution)
+        self.cost = cost or self.count
         self.network: Any = build(space.spec(space.largest))
         self.candidates = [
             Candidates.of(space, block.conv_pw.in_channels, block.conv_pwl.out_channels) for block in self.searched()
@@ -46,7 +50,7 @@ class SuperNet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         network = self.network
-        masks = self.masks(Reached.by(self.gates(), self.gates.columns))
+        masks = self.masks(self.reached())
         x = network.bn1(network.conv_stem(x))
         x = network.blocks[0][0](x)
         evidence = []
@@ -61,7 +65,10 @@ class SuperNet(nn.Module):
 
     def macs(self, gates: Tensor | None = None) -> Tensor:
         """Multiply-accumulates under the gates (default: as they are), in float64, differentiable."""
-        return self.cost(Reached.by(self.gates() if gates is None else gates, self.gates.columns))
+        return cast(Tensor, self.count(self.reached(gates)))
+
+    def reached(self, gates: Tensor | None = None) -> Reached:
+        return Reached.by(self.gates() if gates is None else gates, self.gates.columns)
 
 
 def super_block(

@@ -12,12 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torchmetrics import MetricCollection
 
-from autonl.arch.macs import count_macs
 from autonl.data.memory import Batch
 from autonl.data.order import derive_seed
 from autonl.search.budget import DualAscent
 from autonl.search.config import SearchConfig
-from autonl.search.gates import Reached
 from autonl.search.supernet import SuperNet
 from autonl.train.bn import calibrate_bn
 from autonl.train.tasks import Task, Tuning, classification_metrics, create_optimizer, create_schedule
@@ -25,9 +23,9 @@ from autonl.train.tasks import Task, Tuning, classification_metrics, create_opti
 
 class Search(Task):
     """Warm-up with all gates open and no cost, until the task is really being learned; then the gates are drawn by
-    their margins, cooler and cooler, and the thresholds follow CE + lambda log(MACs).
+    their margins, cooler and cooler, and the thresholds follow CE + lambda log(cost).
 
-    budget       MACs to stay within by dual ascent on lambda; None: lambda is config.search.cost_weight
+    budget       cost to stay within by dual ascent on lambda; None: lambda is config.search.cost_weight
     calibration  gives the training batches that BN statistics are taken from before an evaluation
     """
 
@@ -35,14 +33,16 @@ class Search(Task):
         self,
         supernet: SuperNet,
         config: SearchConfig,
-        budget: int | None,
+        budget: float | None,
         calibration: Callable[[], Iterable[Batch]],
     ) -> None:
         self.supernet, self.config, self.settings = supernet, config, config.search
         self.calibration = calibration
         self.dual: DualAscent | None = None
         self.budget = budget
-        self.log_largest = math.log(count_macs(supernet.space.spec(supernet.space.largest)))
+        self.unit = "milliseconds" if config.search.table else "macs"
+        everything = supernet.cost(supernet.reached(torch.ones_like(supernet.gates.threshold)))
+        self.log_largest = math.log(everything.item())
         self.total_steps = 0
         self.warmup_end: int | None = None  # the step at which the gates began to act
         self.task_was_learned = False  # by then
@@ -69,18 +69,18 @@ class Search(Task):
         gates = self.supernet.gates
         task_loss = F.cross_entropy(model(images), labels, label_smoothing=self.config.optim.label_smoothing)
         self.supernet.observing = False
-        log_macs = self.supernet.cost(Reached.by(gates.probabilities(), gates.columns)).log()
-        weight = self.weight().to(log_macs)
+        log_cost = self.supernet.cost(self.supernet.reached(gates.probabilities())).log()
+        weight = self.weight().to(log_cost)
         with torch.no_grad():
             self.smoothed = self.smoothed.to(task_loss.device).lerp(task_loss.detach().float(), 0.02)
             if self.dual and gates.mode != "open":
-                self.dual.update(log_macs)
+                self.dual.update(log_cost)
         # as a share of the largest network: a constant, which no gradient sees
-        cost_loss = (weight if gates.mode != "open" else 0 * weight) * (log_macs - self.log_largest)
+        cost_loss = (weight if gates.mode != "open" else 0 * weight) * (log_cost - self.log_largest)
         return {
             "loss": task_loss + cost_loss.float(),
             "task_loss": task_loss,
-            "macs": log_macs.detach().exp(),
+            self.unit: log_cost.detach().exp(),
             "cost_weight": weight,
         }
 
@@ -111,8 +111,10 @@ class Search(Task):
         self.last_decisions = decisions
         self.warmup_epochs += gates.mode == "open"
         self.margins.append(gates.margins().detach().cpu().clone())
-        macs = self.supernet.macs(decisions.to(gates.threshold)).item()
-        return {"decided_macs": macs, "gates_changed": changed, "gates_open": int(decisions.sum())}
+        reached = self.supernet.reached(decisions.to(gates.threshold))
+        decided = {"decided_macs": self.supernet.count(reached).item()}
+        decided[f"decided_{self.unit}"] = self.supernet.cost(reached).item()
+        return {**decided, "gates_changed": changed, "gates_open": int(decisions.sum())}
 
     def state_dict(self) -> dict[str, Any]:
         return {

@@ -1,0 +1,94 @@
+"""autonl export"""
+
+from __future__ import annotations
+
+import json as json_format
+import shlex
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from autonl.arch.codec import resolution_from
+from autonl.errors import refuse
+
+if TYPE_CHECKING:
+    from autonl.export.run import Exported
+
+FORMATS_HELP = "onnx, openvino, executorch, coreml or litert."
+
+
+def export(
+    ref: str = typer.Argument(help="Zoo name, arch.yaml, run folder, or timm:NAME."),
+    format: str = typer.Option("onnx", "--format", help=FORMATS_HELP),
+    out: str | None = typer.Option(None, metavar="FILE", help="Default: exported/NAME with the format's ending."),
+    res: str | None = typer.Option(None, help="Image size: 224, or HEIGHTxWIDTH. Default: the network's own."),
+    dynamic_batch: bool = typer.Option(False, "--dynamic-batch", help="Any number of images at a time, not one."),
+    quantize: str | None = typer.Option(None, metavar="int8", help="Smaller and coarser numbers (onnx, openvino)."),
+    calibrate: str | None = typer.Option(None, metavar="DIR", help="Images that the ranges of int8 are taken from."),
+    images: str | None = typer.Option(None, metavar="DIR", help="Images to judge the file by. Default: made ones."),
+    count: int = typer.Option(100, min=1, help="How many of them."),
+    weights: str | None = typer.Option(None, metavar="FILE", help="A safetensors or state_dict file."),
+    threads: int = typer.Option(1, min=1, help="Threads of the runtime when it is timed."),
+    json: bool = typer.Option(False, "--json", help="One JSON object on standard output."),
+) -> None:
+    """Write a network for a runtime, run the file there, and keep it only if it does what the network does.
+
+    Example: autonl export runs/digits-demo --format onnx --out digits.onnx --images digits
+    """
+    from autonl.export.formats import open_format
+    from autonl.export.run import ExportError, Request
+    from autonl.export.run import export as export_network
+
+    if quantize not in (None, "int8"):
+        refuse("--quantize", quantize, "int8")
+    suffix = open_format(format).suffix
+    path = Path(out or f"exported/{Path(ref.replace(':', '-')).stem}{suffix}")
+    resolution = resolution_from(res) if res is not None else None
+    request = Request(
+        format, path, resolution, dynamic_batch, quantize is not None, calibrate, images, count, weights, threads
+    )
+    try:
+        exported = export_network(ref, request)
+    except ExportError as failure:
+        print(f"autonl: {failure}", file=sys.stderr)
+        raise typer.Exit(1) from None
+    if exported.fresh:
+        print(f"autonl: {ref} has no weights; the file holds fresh ones", file=sys.stderr)
+    if json:
+        files = [str(file) for file in exported.files]
+        typer.echo(json_format.dumps({"file": str(path), "files": files, **asdict(exported.judged)}))
+    else:
+        print_exported(exported, threads)
+
+
+def print_exported(exported: Exported, threads: int) -> None:
+    judged = exported.judged
+    table = Table(box=None, pad_edge=False, show_header=False, title=str(exported.path))
+    table.add_column(no_wrap=True)
+    table.add_column()
+    table.add_row("size", f"{judged.bytes / 1e6:.2f} MB")
+    if judged.checked:
+        table.add_row("not run here", f"needs macOS; the graph has {judged.checked}")
+    if judged.verdict:
+        verdict = judged.verdict
+        table.add_row("largest difference", f"{verdict.difference:.1e} of the largest logit")
+        table.add_row("same first class", f"{verdict.agreement:.1%} of {verdict.images} images")
+        if verdict.top1 is not None:
+            table.add_row("top-1", f"{verdict.top1:.2f}%, the network itself {verdict.eager_top1:.2f}%")
+    for name, timing in (judged.timings or {}).items():
+        table.add_row(
+            f"{name}, {threads} thread(s)",
+            f"{timing.median:.2f} ms an image (quartiles {timing.low:.2f} to {timing.high:.2f})",
+        )
+    if judged.outside is not None:
+        table.add_row("left outside the accelerator", ", ".join(judged.outside) or "nothing")
+    table.add_row("goes along", ", ".join(str(file) for file in exported.files))
+    console = Console(soft_wrap=True)
+    console.print(table, highlight=False)
+    script = next(file for file in exported.files if file.suffix == ".py")
+    console.print(f"\nnext: python {shlex.quote(str(script))} IMAGE", highlight=False, markup=False)

@@ -1,0 +1,63 @@
+"""autonl measure"""
+
+from __future__ import annotations
+
+import dataclasses
+import json as json_format
+import shlex
+from pathlib import Path
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+
+from autonl.arch.codec import resolution_from
+
+
+def measure(
+    runtime: str = typer.Option("onnxruntime", help="torch, onnxruntime, openvino or executorch."),
+    space: str = typer.Option("autonl", help="autonl, digits, or a .yaml file."),
+    res: str | None = typer.Option(None, help="Image size: 128, or HEIGHTxWIDTH. Default: the space's own."),
+    width: float = typer.Option(1.0, min=0.05, max=20, help="Times the space's channels."),
+    threads: int = typer.Option(1, min=1, help="Threads of the runtime."),
+    rounds: int = typer.Option(30, min=1, help="How often every block is timed, three runs each."),
+    out: str = typer.Option("table.csv", metavar="FILE", help="The table."),
+    resume: bool = typer.Option(False, "--resume", help="Go on with the table in the file."),
+    json: bool = typer.Option(False, "--json", help="One JSON object on standard output."),
+) -> None:
+    """Time every candidate block of a search space on this machine: the table for a search to milliseconds.
+
+    Example: autonl measure --runtime onnxruntime --space digits --out digits.csv
+    """
+    from autonl.latency_table import measure as measure_space
+    from autonl.search.latency import LARGEST, SMALLEST
+    from autonl.search.space import load_space
+
+    found = load_space(space)
+    found = found.scaled(width) if width != 1 else found
+    if res is not None:
+        resolution_from(res)  # refuses what is no size
+        found = dataclasses.replace(found, resolution=res)
+    columns = (TextColumn("places"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    console = Console(stderr=True, highlight=False)
+    with Bar(*columns, TextColumn("left"), TimeRemainingColumn(), console=console, transient=True) as bar:
+        task = bar.add_task("places", total=None)
+        rows = measure_space(
+            found,
+            runtime,
+            Path(out),
+            threads=threads,
+            rounds=rounds,
+            resume=resume,
+            advance=lambda done, total: bar.update(task, completed=done, total=total),
+        )
+    whole = {row.block: row.milliseconds for row in rows if row.block in (SMALLEST, LARGEST)}
+    if json:
+        typer.echo(json_format.dumps({"table": out, "rows": len(rows), **whole}))
+        return
+    for name, milliseconds in whole.items():
+        typer.echo(f"{name:20s} {milliseconds:8.2f} ms")
+    typer.echo(
+        f"\n{len(rows)} rows in {out}\nnext: autonl search --space {shlex.quote(space)} --latency 60% --table {out}"
+    )

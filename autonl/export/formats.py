@@ -1,0 +1,70 @@
+"""The formats that a network is exported to: one small file each, imported when it is asked for."""
+
+from __future__ import annotations
+
+import importlib.util
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import nn
+
+from autonl.errors import AutoNLError, refuse_name
+from autonl.export.deploy import Layout
+
+
+class Running(Protocol):
+    """A file in its runtime, on one kind of input: images (N, 3, H, W) -> logits (N, classes)."""
+
+    outside: list[str]  # operators that the accelerated part of the runtime did not take
+
+    def __call__(self, images: np.ndarray) -> np.ndarray: ...
+
+
+@dataclass(frozen=True)
+class Format:
+    """`write(model, image, path, dynamic_batch)` and `start(path, threads)` of one format.
+
+    `model` is in deploy form, `image` an example (1, 3, H, W). `start` is None where the runtime is on no Linux.
+    """
+
+    name: str
+    runtime: str
+    suffix: str
+    layout: Layout  # that the runtime keeps its maps in
+    packages: tuple[str, ...]  # that writing and running need
+    write: Callable[[nn.Module, torch.Tensor, Path, bool], None]
+    start: Callable[[Path, int], Running] | None
+    script: str  # runs the file with nothing but its runtime, numpy and pillow
+    companions: tuple[str, ...] = ()  # suffixes of files that belong to it
+    check: Callable[[Path], str] | None = None  # where it cannot be run: what the file says of itself
+
+
+FORMATS = ("onnx", "openvino", "executorch", "coreml", "litert")
+RUNTIMES = {"onnxruntime": "onnx", "openvino": "openvino", "executorch": "executorch"}  # runtime -> format
+
+
+@contextmanager
+def without_warnings() -> Iterator[None]:
+    """Exporters and runtimes warn of their own future, when they are imported and when they are used."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def open_format(name: str) -> Format:
+    """The format of that name, if what it needs is installed."""
+    if name not in FORMATS:
+        refuse_name("format", name, FORMATS)
+    module: Any = importlib.import_module(f"autonl.export.to_{name}")
+    found: Format = module.FORMAT
+    for package in found.packages:
+        if not importlib.util.find_spec(package):
+            install = getattr(module, "INSTALL", f"pip install 'autonl[{name}]'")
+            raise AutoNLError(f"the format {name} needs {package}, which is not installed; install it by: {install}")
+    return found

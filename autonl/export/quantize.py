@@ -1,0 +1,84 @@
+"""int8 after training, with images to find the ranges by, for ONNX Runtime and OpenVINO."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from autonl.errors import refuse
+
+QUANTIZED = ("onnx", "openvino")
+
+
+def quantize(form: str, path: Path, images: Iterable[np.ndarray], folder: Path) -> None:
+    """Replace the float file by one whose convolutions and linear layers are int8.
+
+    LightNL's products stay in float: their factors span orders of magnitude and they are a few percent of the MACs.
+    """
+    if form not in QUANTIZED:
+        refuse("--quantize", form, f"int8 with --format {' or '.join(QUANTIZED)}")
+    with contextlib.redirect_stdout(sys.stderr):  # both show progress
+        (quantize_onnx if form == "onnx" else quantize_openvino)(path, images, folder)
+
+
+def quantize_onnx(path: Path, images: Iterable[np.ndarray], folder: Path) -> None:
+    from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
+    from onnxruntime.quantization.shape_inference import quant_pre_process
+
+    from autonl.export.to_onnx import INPUT
+
+    class Reader(CalibrationDataReader):
+        def __init__(self) -> None:
+            self.images: Iterator[np.ndarray] = iter(images)
+
+        def get_next(self) -> Any:
+            image = next(self.images, None)
+            return None if image is None else {INPUT: image}
+
+    logging.getLogger().setLevel(logging.ERROR)
+    prepared = folder / "prepared.onnx"
+    quant_pre_process(str(path), str(prepared), skip_symbolic_shape=True)
+    quantize_static(
+        str(prepared),
+        str(path),
+        Reader(),
+        quant_format=QuantFormat.QDQ,
+        op_types_to_quantize=["Conv", "Gemm", "Add", "GlobalAveragePool", "AveragePool"],
+        per_channel=True,
+        activation_type=QuantType.QUInt8,
+        weight_type=QuantType.QInt8,
+    )
+    prepared.unlink()
+
+
+def quantize_openvino(path: Path, images: Iterable[np.ndarray], folder: Path) -> None:
+    import nncf
+    import openvino
+
+    nncf.set_log_level(logging.ERROR)
+    model = openvino.Core().read_model(str(path))
+    inputs = list(images)
+    # LightNL's sampler (1x1), and its kernel behind a transpose: a range a channel, which the plugin would put into
+    # the product before it, where it fits no more
+    names = [
+        operation.get_friendly_name()
+        for operation in model.get_ops()
+        if operation.get_type_name() == "GroupConvolution"
+        and (
+            list(operation.input(1).get_shape())[-2:] == [1, 1]
+            or operation.input(0).get_source_output().get_node().get_type_name() == "Transpose"
+        )
+    ]
+    scope = nncf.IgnoredScope(types=["MatMul"], names=names, validate=False)
+    converted = nncf.quantize(model, nncf.Dataset(inputs), ignored_scope=scope, subset_size=len(inputs))
+    temporary = folder / "int8.xml"
+    openvino.save_model(converted, temporary)
+    del model
+    for suffix in (".xml", ".bin"):
+        temporary.with_suffix(suffix).replace(path.with_suffix(suffix))

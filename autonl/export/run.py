@@ -1,0 +1,220 @@
+"""What `autonl export` does: write, run, judge, and only then give the file its name."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import string
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from timm.data import ImageNetInfo
+from torch import nn
+
+from autonl.data.config import AugmentConfig, DataConfig
+from autonl.data.loaders import Loaders, view_of
+from autonl.data.memory import Batch, View
+from autonl.data.sources import open_evaluation
+from autonl.errors import AutoNLError, refuse
+from autonl.export.deploy import deploy
+from autonl.export.formats import Format, open_format, without_warnings
+from autonl.export.judge import Verdict, file_bytes, judge, made_images
+from autonl.export.quantize import QUANTIZED, quantize
+from autonl.export.timing import Run, Timing, interleaved
+from autonl.models import Ref, create_model
+from autonl.train.config import Config, load_config
+from autonl.train.folder import CONFIG_FILE
+from autonl.train.run import known_classes
+from autonl.version import __version__
+from autonl.weights import load_weights, run_weights
+
+CALIBRATION_IMAGES = 256
+
+
+class ExportError(Exception):
+    """The file does not do what the network does; nothing of it was kept."""
+
+
+@dataclass(frozen=True)
+class Request:
+    format: str
+    out: Path
+    resolution: tuple[int, int] | None = None  # height, width; default: the network's own
+    dynamic_batch: bool = False
+    quantize: bool = False
+    calibrate: str | None = None  # images that the ranges of int8 are taken from
+    images: str | None = None  # images to be judged by; default: made ones
+    count: int = 100  # of images to be judged by
+    weights: str | None = None
+    threads: int = 1
+
+
+@dataclass(frozen=True)
+class Judged:
+    bytes: int
+    verdict: Verdict | None = None  # None: it does not run on this machine
+    timings: dict[str, Timing] | None = None
+    outside: list[str] | None = None  # operators that the accelerated part of the runtime did not take
+    checked: str | None = None  # where it does not run: what the file says of itself
+
+
+@dataclass(frozen=True)
+class Exported:
+    path: Path
+    files: list[Path]  # that go along
+    fresh: bool  # the weights are those at birth
+    judged: Judged
+
+
+def export(ref: Ref, request: Request) -> Exported:
+    """Write the network of a REF in a format, judge the file in its runtime, put labels and a script beside it."""
+    form = open_format(request.format)
+    refuse_what_does_not_go(form, request)
+    model, view, fresh = network_of(ref, request)
+    with tempfile.TemporaryDirectory(prefix=".exporting-", dir=folder_of(request.out)) as folder:
+        path = Path(folder) / request.out.name
+        judged = write_and_judge(model, view, form, request, path)
+        about = {"network": str(ref), "format": form.name} | description(model, ref, view, request) | asdict(judged)
+        write_companions(path, form, about)
+        parts = sorted(Path(folder).iterdir(), key=lambda part: part == path)  # the file itself comes last
+        for part in parts:
+            put(part, request.out.parent / part.name)
+    files = [request.out.parent / part.name for part in parts if part != path]
+    return Exported(request.out, files, fresh, judged)
+
+
+def refuse_what_does_not_go(form: Format, request: Request) -> None:
+    if request.out.suffix != form.suffix:
+        refuse("--out", str(request.out), f"a name that ends in {form.suffix}")
+    if request.quantize and form.name not in QUANTIZED:
+        refuse("--quantize", form.name, f"int8 with --format {' or '.join(QUANTIZED)}")
+    if request.quantize and not request.calibrate:
+        raise AutoNLError("--quantize int8: needs images to find the ranges by; give them with --calibrate DIR")
+
+
+def folder_of(out: Path) -> Path:
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise AutoNLError(f"{out.parent}: cannot be made: {error.strerror}") from None
+    return out.parent
+
+
+def network_of(ref: Ref, request: Request) -> tuple[Any, View, bool]:
+    """The network with its weights, what it sees, and whether its weights are fresh."""
+    kept = Path(os.fspath(ref)) / CONFIG_FILE if isinstance(ref, str | os.PathLike) else None
+    config: Config = load_config(str(kept) if kept and kept.is_file() else None)
+    model: Any = create_model(ref).eval()
+    fresh = request.weights is None and not os.path.isdir(str(ref))
+    if not fresh:
+        load_weights(model, request.weights or run_weights(ref))
+    view = view_of(model, config.data)
+    return model, replace(view, size=request.resolution or view.size), fresh
+
+
+def write_and_judge(model: nn.Module, view: View, form: Format, request: Request, path: Path) -> Judged:
+    image = torch.zeros(1, 3, *view.size)
+    with failing(f"{request.out}: not kept: {form.name} cannot hold this network"):
+        form.write(deploy(model, view.size, form.layout), image, path, request.dynamic_batch)
+        if request.calibrate and request.quantize:
+            ranges = islice(singles(batches(request.calibrate, model, view)), CALIBRATION_IMAGES)
+            quantize(form.name, path, ranges, path.parent)
+    size = file_bytes(path) + sum(file_bytes(path.with_suffix(suffix)) for suffix in form.companions)
+    if form.start is None:
+        with without_warnings():
+            return Judged(size, checked=form.check(path) if form.check else None)
+    with failing(f"{request.out}: not kept: {form.runtime} does not run it"):
+        running = form.start(path, request.threads)
+        shown = batches(request.images, model, view) if request.images else made_images(view.size)
+        verdict = judge(model, running, shown, request.count, request.dynamic_batch)
+    if problem := verdict.problem(request.quantize):
+        raise ExportError(f"{request.out}: not kept: {problem}")
+    torch.set_num_threads(request.threads)
+    image = next(made_images(view.size))[0][:1]
+    runs: dict[str, Run] = {"eager": eager_run(model, image), form.runtime: partial(running, image.numpy())}
+    return Judged(size, verdict, interleaved(runs, request.threads, rounds=10), running.outside)
+
+
+@contextmanager
+def failing(message: str) -> Iterator[None]:
+    """Exporters and runtimes raise nearly everything; bad input stays what it is."""
+    try:
+        with without_warnings():
+            yield
+    except AutoNLError:
+        raise
+    except Exception as error:
+        raise ExportError(f"{message}: {type(error).__name__} {' '.join(str(error).split())[:300]}") from error
+
+
+def eager_run(model: nn.Module, image: torch.Tensor) -> Run:
+    def run() -> None:
+        with torch.no_grad():
+            model(image)
+
+    return run
+
+
+def batches(path: str, model: Any, view: View) -> Iterator[Batch]:
+    """The images at a path as the network wants to see them."""
+    config = DataConfig(path=path, evaluation_batch_size=32, workers=0)
+    source = open_evaluation(config)
+    # labels of more classes than the network has are no labels
+    classes = max(model.num_classes, len(source.classes))
+    loaders = Loaders(config, AugmentConfig(), view, classes, torch.device("cpu"))
+    for images, labels in loaders.evaluation(source.validation):
+        yield images, labels if classes == model.num_classes else torch.full_like(labels, -1)
+
+
+def singles(batches: Iterator[Batch]) -> Iterator[np.ndarray]:
+    """(1, 3, H, W) at a time, as the file takes them."""
+    return (image[None].contiguous().numpy() for images, _ in batches for image in images)
+
+
+def description(model: Any, ref: Ref, view: View, request: Request) -> dict[str, Any]:
+    """What the one who runs the file must know."""
+    classes = known_classes(ref) or numbered_classes(model.num_classes)
+    return {
+        "autonl": __version__,
+        "size": list(view.size),
+        "mean": list(view.mean),
+        "std": list(view.std),
+        "interpolation": view.interpolation.upper(),
+        "crop_pct": view.crop_pct,
+        "batch": "any" if request.dynamic_batch else 1,
+        "precision": "int8" if request.quantize else "float32",
+        "labels": classes,
+    }
+
+
+def numbered_classes(count: int) -> list[str]:
+    """ImageNet's names where there are as many classes as it has; numbers otherwise."""
+    if count == 1000:
+        info = ImageNetInfo()
+        return [info.index_to_description(index) for index in range(count)]
+    return [str(index) for index in range(count)]
+
+
+def write_companions(path: Path, form: Format, about: dict[str, Any]) -> None:
+    """What to feed it with and what comes out (.json), the labels (.labels.txt), and the script that runs it."""
+    # with the format in their names: a folder may hold a network in several
+    names = {"script": f"{path.stem}_{form.name}.py", "file": path.name, "about": f"{path.name}.json"}
+    (path.parent / names["about"]).write_text(json.dumps(about, indent=1, ensure_ascii=False), encoding="utf-8")
+    labels = "".join(f"{label}\n" for label in about["labels"])
+    (path.parent / f"{path.name}.labels.txt").write_text(labels, encoding="utf-8")
+    (path.parent / names["script"]).write_text(string.Template(form.script).substitute(names), encoding="utf-8")
+
+
+def put(part: Path, target: Path) -> None:
+    if target.is_dir() and not target.is_symlink():  # an .mlpackage of before
+        shutil.rmtree(target)
+    os.replace(part, target)

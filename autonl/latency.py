@@ -1,0 +1,68 @@
+"""Milliseconds of networks in a runtime, on this machine."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from autonl.errors import AutoNLError, refuse_name
+from autonl.export.deploy import deploy
+from autonl.export.formats import RUNTIMES as FORMATS_OF
+from autonl.export.formats import open_format, without_warnings
+from autonl.export.timing import Run, Timing, interleaved
+from autonl.models import Ref, create_model
+
+RUNTIMES = ("torch", *FORMATS_OF)
+Shape = tuple[int, int, int]  # channels, height, width of what goes in
+
+
+def time_networks(
+    refs: Sequence[Ref], runtime: str, resolution: tuple[int, int] | None = None, threads: int = 1, rounds: int = 30
+) -> dict[str, Timing]:
+    """Milliseconds an image of every network, all in turns; with fresh weights, in deploy form."""
+    networks: dict[str, Any] = {str(ref): create_model(ref) for ref in refs}
+    shapes = {name: model.pretrained_cfg["input_size"] for name, model in networks.items()}
+    sizes = {name: resolution or (height, width) for name, (_, height, width) in shapes.items()}
+    if len(set(sizes.values())) > 1:
+        listed = ", ".join(f"{name} {height}x{width}" for name, (height, width) in sizes.items())
+        raise AutoNLError(f"the networks are made for different sizes of image: {listed}; give one with --res")
+    whole = {name: (model, (shapes[name][0], *sizes[name])) for name, model in networks.items()}
+    with started(whole, runtime, threads) as runs:
+        return interleaved(runs, threads, rounds)
+
+
+@contextmanager
+def started(networks: Mapping[str, tuple[nn.Module, Shape]], runtime: str, threads: int) -> Iterator[dict[str, Run]]:
+    """Every network in deploy form in the runtime, ready to be run on one image of its shape."""
+    if runtime not in RUNTIMES:
+        refuse_name("runtime", runtime, RUNTIMES)
+    with tempfile.TemporaryDirectory(prefix="autonl-") as folder:
+        yield {
+            name: start(network, shape, runtime, threads, Path(folder) / str(place))
+            for place, (name, (network, shape)) in enumerate(networks.items())
+        }
+
+
+def start(network: nn.Module, shape: Shape, runtime: str, threads: int, stem: Path) -> Run:
+    image = torch.rand(1, *shape, generator=torch.Generator().manual_seed(0))
+    if runtime == "torch":
+        torch.set_num_threads(threads)
+        return partial(run_eager, deploy(network, shape[1:]), image)
+    form = open_format(FORMATS_OF[runtime])
+    assert form.start is not None  # the runtimes here are those that run everywhere
+    path = stem.with_suffix(form.suffix)
+    with without_warnings():
+        form.write(deploy(network, shape[1:], form.layout), image, path, False)
+        return partial(form.start(path, threads), image.numpy())
+
+
+def run_eager(network: nn.Module, image: torch.Tensor) -> None:
+    with torch.no_grad():
+        network(image)

@@ -1,0 +1,135 @@
+"""Milliseconds of every candidate block of a search space, measured once on a machine, for `search.latency` to add up.
+
+A block is timed between two small convolutions, which are timed without it too:
+
+    milliseconds of a block = T(conv, block, conv) - (T(conv, conv) at its input + T(conv, conv) at its output) / 2
+
+LightNL is the last part of a block and independent of those before it: it is timed behind the smallest block alone.
+Two whole networks of the space, the smallest and the largest, give what is left: the time of stem, head and
+classifier, and the factor by which a block inside a network, where caches are cold, is slower than alone.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+
+from torch import nn
+
+from autonl.arch.codec import block_to_string
+from autonl.arch.spec import ArchSpec, BlockSpec
+from autonl.errors import AutoNLError
+from autonl.export.timing import interleaved
+from autonl.latency import Shape, started
+from autonl.models import build
+from autonl.search.latency import LARGEST, SMALLEST, Place, Row, places, read_rows, refuse_other
+from autonl.search.space import Choice, Space
+
+NARROW = 8  # channels of the convolutions around a block
+
+
+def candidates(space: Space, index: int) -> dict[str, BlockSpec]:
+    """By their strings: every expansion x kernel x SE, and the smallest of them with every LightNL."""
+    choices = [
+        Choice(expand, kernel, se)
+        for expand in range(1, len(space.expands) + 1)
+        for kernel in range(len(space.kernels))
+        for se in range(len(space.se) + 1)
+    ]
+    choices += [
+        Choice(1, ratio=ratio, stride=stride)
+        for ratio in range(1, len(space.ratios) + 1)
+        for stride in range(len(space.strides))
+    ]
+    blocks = [space.block(index, choice) for choice in choices]
+    return {block_to_string(block): block for block in blocks}
+
+
+# -- measuring --
+
+
+def measure(
+    space: Space,
+    runtime: str,
+    path: Path,
+    *,
+    threads: int = 1,
+    rounds: int = 30,
+    resume: bool = False,
+    advance: Callable[[int, int], None] = lambda done, groups: None,
+) -> list[Row]:
+    """Time all candidates into a .csv file, group after group; `resume` leaves out the groups that are there."""
+    rows = read_rows(path) if resume and path.exists() else []
+    if path.exists() and not resume:
+        raise AutoNLError(f"{path}: holds a table already; go on with it by --resume, or choose another --out")
+    common = (space.name, space.resolution, runtime, threads)
+    refuse_other(path, rows, *common)
+    groups = [place for index, place in enumerate(places(space)) if place.index == index]
+    for done, place in enumerate(groups):
+        advance(done, len(groups) + 1)
+        if not any((row.in_chs, row.height, row.width, row.block) == first_of(space, place) for row in rows):
+            shape = (place.in_chs, place.height, place.width)
+            for text, milliseconds in time_group(space, place, runtime, threads, rounds).items():
+                rows.append(Row(*common, text, *shape, milliseconds))
+            write_rows(path, rows)
+    advance(len(groups), len(groups) + 1)
+    if not any(row.block == LARGEST for row in rows):
+        whole = {name: (build(spec), (3, *spec.resolution)) for name, spec in whole_networks(space).items()}
+        with started(whole, runtime, threads) as runs:
+            timings = interleaved(runs, threads, 2 * rounds)
+        rows += [Row(*common, name, 3, *whole[name][1][1:], timing.low) for name, timing in timings.items()]
+        write_rows(path, rows)
+    advance(len(groups) + 1, len(groups) + 1)
+    return rows
+
+
+def whole_networks(space: Space) -> dict[str, ArchSpec]:
+    return {SMALLEST: space.spec(space.smallest), LARGEST: space.spec(space.largest)}
+
+
+def first_of(space: Space, place: Place) -> tuple[int, int, int, str]:
+    return place.in_chs, place.height, place.width, next(iter(candidates(space, place.index)))
+
+
+def time_group(space: Space, place: Place, runtime: str, threads: int, rounds: int) -> dict[str, float]:
+    """The candidates of one place, timed in turns. The lower quartile stands for a machine that does nothing else."""
+    blocks = candidates(space, place.index)
+    stride, out_chs = next((block.stride, block.out_chs) for block in blocks.values())
+    shape: Shape = (NARROW, place.height, place.width)
+    behind: Shape = (NARROW, -(-place.height // stride), -(-place.width // stride))
+    networks = {text: (between_convolutions(space, place.in_chs, block), shape) for text, block in blocks.items()}
+    networks["in"] = (between_convolutions(space, place.in_chs, None), shape)
+    networks["out"] = (between_convolutions(space, out_chs, None), behind)
+    with started(networks, runtime, threads) as runs:
+        timings = interleaved(runs, threads, rounds)
+    around = (timings["in"].low + timings["out"].low) / 2
+    return {text: timings[text].low - around for text in blocks}
+
+
+def between_convolutions(space: Space, in_chs: int, block: BlockSpec | None) -> nn.Module:
+    """conv, block, conv; or the convolutions alone."""
+    parts: list[nn.Module] = []
+    out_chs = in_chs
+    if block:
+        spec = replace(space.spec(space.largest), blocks=(block,), stem_chs=in_chs, head_chs=8, classes=1)
+        network: nn.Module = build(spec)
+        parts, out_chs = [network.get_submodule("blocks.0.0")], block.out_chs
+    return nn.Sequential(nn.Conv2d(NARROW, in_chs, 1), *parts, nn.Conv2d(out_chs, NARROW, 1)).eval()
+
+
+# -- the file --
+
+
+def write_rows(path: Path, rows: Sequence[Row]) -> None:
+    temporary = path.with_name(f".{path.name}.writing")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(temporary, "w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file)
+            writer.writerow([field.name for field in fields(Row)])
+            writer.writerows([getattr(row, field.name) for field in fields(Row)] for row in rows)
+        temporary.replace(path)
+    except OSError as error:
+        raise AutoNLError(f"{path}: cannot be written: {error.strerror}") from None

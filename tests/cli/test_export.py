@@ -1,0 +1,47 @@
+"""`autonl export` as a user runs it."""
+
+import json
+
+import pytest
+
+from autonl.arch.codec import write_arch
+from tests.test_export import SMALL
+
+pytest.importorskip("onnxruntime")
+
+
+def test_export(autonl, tmp_path):
+    write_arch(SMALL, tmp_path / "arch.yaml")
+    out = tmp_path / "small.onnx"
+    code, text, err = autonl("export", tmp_path / "arch.yaml", "--out", out, "--count", 3)
+    assert code == 0
+    assert "has no weights; the file holds fresh ones" in err
+    assert f"next: python {tmp_path / 'small_onnx.py'} IMAGE" in text
+    code, text, _ = autonl("export", tmp_path / "arch.yaml", "--out", out, "--count", 3, "--json")
+    result = json.loads(text)
+    assert (code, result["verdict"]["agreement"], result["outside"]) == (0, 1.0, [])
+    assert result["timings"]["onnxruntime"]["median"] > 0
+
+
+BAD = [
+    (["small", "--format", "tflite"], "unknown format 'tflite'"),
+    (["autonl_x"], "unknown network"),
+    (["autonl_s", "--out", "x.xml"], "--out: 'x.xml' is not allowed; allowed: a name that ends in .onnx"),
+    (["autonl_s", "--quantize", "int4"], "--quantize: 'int4' is not allowed; allowed: int8"),
+    (["autonl_s", "--quantize", "int8"], "give them with --calibrate DIR"),
+    (["autonl_s", "--res", "big"], "resolution: 'big' is not allowed"),
+    (["autonl_s", "--weights", "/no/such.pth"], "/no/such.pth: cannot be read"),
+    (["autonl_s", "--out", "/dev/null/x.onnx"], "/dev/null: cannot be made"),
+]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"), BAD, ids=lambda value: " ".join(value) if type(value) is list else ""
+)
+def test_bad_input_is_one_line(autonl, tmp_path, arguments, message):
+    where = [] if "--out" in arguments else ["--out", tmp_path / "x.onnx"]
+    code, out, err = autonl("export", *arguments, *where)
+    assert (code, out) == (2, "")
+    assert message in err
+    assert err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []

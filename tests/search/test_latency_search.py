@@ -1,0 +1,79 @@
+"""A search to a budget of milliseconds, by a table that was made up rather than measured."""
+
+import random
+
+import pytest
+import torch
+
+from autonl import AutoNLError
+from autonl.arch.codec import block_from_string
+from autonl.latency_table import candidates, write_rows
+from autonl.search.budget import parse_latency
+from autonl.search.gates import Reached, from_choices
+from autonl.search.latency import LARGEST, SMALLEST, Row, TableCost, places
+from autonl.search.space import load_space
+from autonl.search.supernet import SuperNet
+from tests.search.test_search import run_search
+
+SPACE = load_space("digits")
+
+
+def milliseconds(block):
+    nonlocal_ = block.lightnl.ratio / block.lightnl.stride if block.lightnl else 0
+    return 0.1 * block.kernel + 0.2 * block.expand + 0.3 * block.se + nonlocal_ + 0.01 * block.out_chs
+
+
+def total(spec):
+    return 1.0 + sum(milliseconds(block) for block in spec.blocks[1:])  # stem, first block, head: one in all
+
+
+@pytest.fixture
+def table(tmp_path):
+    common = (SPACE.name, SPACE.resolution, "made up", 1)
+    rows = [
+        Row(*common, text, place.in_chs, place.height, place.width, milliseconds(block_from_string(text)))
+        for index, place in enumerate(places(SPACE))
+        if place.index == index
+        for text in candidates(SPACE, index)
+    ]
+    for name, choices in ((SMALLEST, SPACE.smallest), (LARGEST, SPACE.largest)):
+        rows.append(Row(*common, name, 3, 32, 32, total(SPACE.spec(choices))))
+    write_rows(tmp_path / "table.csv", rows)
+    return tmp_path / "table.csv"
+
+
+def test_the_table_adds_up_to_every_network(table):
+    cost, columns = TableCost(SPACE, table), SuperNet(SPACE).gates.columns
+    rng = random.Random(0)
+    for choices in (SPACE.smallest, SPACE.largest, *(SPACE.random(rng) for _ in range(30))):
+        predicted = cost(Reached.by(from_choices(choices, columns).double(), columns)).item()
+        assert predicted == pytest.approx(total(SPACE.spec(choices)), rel=1e-9)
+
+
+def test_its_gradient_is_that_of_finite_differences(table):
+    cost, columns = TableCost(SPACE, table), SuperNet(SPACE).gates.columns
+    gates = torch.rand(len(SPACE.skeleton), columns.count, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda g: cost(Reached.by(g, columns)), gates)
+
+
+def test_the_found_network_is_as_fast_as_asked_for(table, tmp_path):
+    settings = ("search.latency=60%", f"search.table={table}")
+    found = run_search(tmp_path / "run", *settings, space=SPACE, images=200, epochs=1)
+    wanted = 0.6 * total(SPACE.spec(SPACE.largest))
+    assert found.unit == "milliseconds"
+    assert found.budget == pytest.approx(wanted)
+    assert 0.99 * wanted <= total(found.spec) <= wanted
+    assert found.result.history[-1]["train_milliseconds"] > 0
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("1%", "--latency: '1%' is not allowed; allowed: .* ms to .* ms, .*% to 100%"),
+        ("1000ms", "--latency: '1000ms' is not allowed"),
+        ("fast", "milliseconds such as 12ms"),
+    ],
+)
+def test_a_budget_outside_the_space_is_refused_with_the_range(text, message, table):
+    with pytest.raises(AutoNLError, match=message):
+        parse_latency(text, SPACE, TableCost(SPACE, table))

@@ -1,0 +1,264 @@
+"""Deploy form and exported files: the same outputs, proven in the runtime, and nothing left of what failed."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+import autonl
+from autonl.arch.codec import write_arch
+from autonl.arch.spec import ArchSpec, BlockSpec, LightNLSpec
+from autonl.errors import AutoNLError
+from autonl.export import judge as judging
+from autonl.export import run as export_run
+from autonl.export.deploy import LAYOUTS, DeployedLightNL, deploy
+from autonl.export.formats import FORMATS, open_format
+from autonl.export.judge import Verdict, judge, made_images, parts_of, up_to
+from autonl.export.run import ExportError, Request, export
+from autonl.nn.light_nonlocal import LightNL
+from tests.conftest import prove
+
+# both orders of association with stride 1 and 2, SE, a skip, a block without expansion, odd maps at 60 x 52
+SMALL = ArchSpec(
+    name="small",
+    blocks=(
+        BlockSpec(3, 1, 1, 16, lightnl=LightNLSpec(0.25, 2)),
+        BlockSpec(5, 2, 3, 24, se=0.5, lightnl=LightNLSpec(0.25, 1)),
+        BlockSpec(3, 1, 3, 24, lightnl=LightNLSpec(0.125, 2)),
+        BlockSpec(3, 2, 6, 96, lightnl=LightNLSpec(0.25, 1)),
+        BlockSpec(3, 2, 6, 160, lightnl=LightNLSpec(0.25, 2)),
+    ),
+    resolution=(64, 64),
+    classes=7,
+    stem_chs=8,
+    head_chs=64,
+    activation="swish",
+)
+
+
+def installed(name):
+    form = importlib.import_module(f"autonl.export.to_{name}").FORMAT
+    missing = [package for package in form.packages if not importlib.util.find_spec(package)]
+    return pytest.param(name, marks=pytest.mark.skipif(bool(missing), reason=f"{name} needs {', '.join(missing)}"))
+
+
+def awake(model, size=64):
+    """Weights that are not those at birth: BN with gammas, betas and statistics of its own, LightNL that works."""
+    generator = torch.Generator().manual_seed(0)
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.weight.data.uniform_(0.7, 1.3, generator=generator)
+            module.bias.data.uniform_(-0.2, 0.2, generator=generator)
+            module.momentum = None
+    with torch.no_grad():
+        model.train()(torch.randn(4, 3, size, size, generator=generator))
+    for module in model.modules():
+        if isinstance(module, LightNL):  # with statistics of one batch the cube of x runs away on the next
+            module.bn.reset_running_stats()
+            module.bn.weight.data *= 0.1
+    return model.eval()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("size", [64, (60, 52), (33, 96)])
+@pytest.mark.parametrize("operator", ["lightnl", "lightnl_energy"])
+def test_deploy_form_gives_the_same_outputs(size, layout, operator):
+    model = awake(autonl.create_model(replace(SMALL, operator=operator)))
+    deployed = deploy(model, size, layout)
+    height, width = (size, size) if isinstance(size, int) else size
+    x = torch.randn(3, 3, height, width, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        expected = model.double()(x.double())
+        assert (deployed(x) - expected).abs().max() <= 1e-5 * expected.abs().max()
+    orders = {m.order for m in deployed.modules() if isinstance(m, DeployedLightNL)}
+    assert orders == {"channel", "spatial"}  # both are tested here
+    left = {type(m) for m in deployed.modules()}
+    assert not {LightNL, nn.BatchNorm2d} & left
+    assert not any(issubclass(kind, nn.BatchNorm2d) for kind in left)
+
+
+@pytest.mark.parametrize("name", prove(["autonl_s"], ["autonl_s", "autonl_l", "mobilenetv2_lightnl_100"]))
+def test_deploy_form_of_the_zoo(name):
+    model = awake(autonl.create_model(name), 224)
+    x = torch.randn(1, 3, 224, 224, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        expected = model(x)
+        for layout in LAYOUTS:
+            assert (deploy(model, 224, layout)(x) - expected).abs().max() <= 1e-5 * expected.abs().max()
+
+
+def test_deploy_leaves_the_network_alone_and_keeps_what_it_does_not_know():
+    model = awake(autonl.create_model("timm:resnet18", num_classes=3))
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    x = torch.randn(1, 3, 64, 64)
+    with torch.no_grad():
+        assert torch.allclose(deploy(model, 64)(x), model(x), rtol=1e-5, atol=1e-6)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    network = autonl.create_model(SMALL)
+    deploy(network, 64)
+    assert network.training
+    assert all(m.order is None for m in network.modules() if isinstance(m, LightNL))
+
+
+@pytest.mark.parametrize(("arguments", "field"), [((0,), "size"), (("64",), "size"), ((64, "nchw"), "layout")])
+def test_deploy_refuses(arguments, field):
+    with pytest.raises(AutoNLError, match=f"^{field}: "):
+        deploy(autonl.create_model(SMALL), *arguments)
+
+
+# -- files --
+
+
+@pytest.fixture
+def arch(tmp_path):
+    write_arch(SMALL, tmp_path / "arch.yaml")
+    return tmp_path / "arch.yaml"
+
+
+@pytest.fixture
+def weights(tmp_path):
+    torch.save(awake(autonl.create_model(SMALL)).state_dict(), tmp_path / "weights.pth")
+    return str(tmp_path / "weights.pth")
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", [installed(name) for name in FORMATS])
+def test_an_exported_file_is_the_network(arch, weights, tmp_path, name, dynamic):
+    form = open_format(name)
+    out = tmp_path / "out" / f"small{form.suffix}"
+    request = Request(name, out, (60, 52), dynamic, count=10, weights=weights)
+    if dynamic and name in ("coreml", "litert"):
+        with pytest.raises(AutoNLError, match="--dynamic-batch: not for"):
+            export(arch, request)
+        assert list(out.parent.iterdir()) == []
+        return
+    exported = export(arch, request)
+    assert out.exists()
+    if form.start:
+        verdict = exported.judged.verdict
+        assert verdict.images == 10
+        assert verdict.difference <= 1e-4
+        assert verdict.agreement == 1
+    else:
+        assert "conv" in exported.judged.checked
+    about = json.loads((out.parent / f"{out.name}.json").read_text())
+    assert (about["size"], about["labels"]) == ([60, 52], list("0123456"))
+    assert (out.parent / f"{out.name}.labels.txt").read_text().split() == list("0123456")
+    assert not [part for part in out.parent.iterdir() if part.name.startswith(".")]
+
+
+@pytest.mark.parametrize("name", [installed("onnx")])
+def test_the_script_sees_what_the_network_sees(arch, weights, tmp_path, name):
+    """In a process that knows nothing of autonl; the picture is prepared as timm does it."""
+    export(arch, Request(name, tmp_path / "small.onnx", count=1, weights=weights))
+    pixels = np.random.default_rng(0).integers(0, 255, (90, 140, 3)).astype(np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "picture.png")
+    command = [sys.executable, tmp_path / "small_onnx.py", tmp_path / "picture.png"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd="/")
+    lines = [line.split() for line in done.stdout.splitlines()]
+    model = autonl.load(arch, weights)
+    from timm.data import create_transform, resolve_data_config
+
+    transform = create_transform(**resolve_data_config(model=model))
+    with torch.no_grad():
+        logits = model(transform(Image.open(tmp_path / "picture.png"))[None])[0]
+    values, places = logits.topk(5)
+    assert [label for _, label in lines] == [str(place) for place in places.tolist()]
+    assert np.allclose([float(value) for value, _ in lines], values, atol=2e-2)
+    script = (tmp_path / "small_onnx.py").read_text()
+    assert "autonl" not in script
+
+
+def test_a_wrong_file_is_not_kept(arch, weights, tmp_path, monkeypatch):
+    pytest.importorskip("onnxruntime")
+    honest = export_run.deploy
+
+    def broken(model, size, layout):
+        deployed = honest(model, size, layout)
+        deployed.classifier.weight.data *= 1.001
+        return deployed
+
+    monkeypatch.setattr(export_run, "deploy", broken)
+    (tmp_path / "out").mkdir()
+    with pytest.raises(ExportError, match=r"small.onnx: not kept: its logits differ"):
+        export(arch, Request("onnx", tmp_path / "out" / "small.onnx", count=2, weights=weights))
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_verdicts():
+    """By hand: two images, two classes."""
+    model = nn.Flatten()
+    batch = [(torch.tensor([[2.0, 1.0], [0.0, 4.0]]), torch.tensor([0, 0]))]
+
+    def off(images):
+        return images + np.array([[0.0, 0.004]], np.float32)
+
+    verdict = judge(model, off, batch, 5, False)
+    assert (verdict.images, verdict.agreement) == (2, 1.0)
+    assert verdict.difference == pytest.approx(1e-3, rel=1e-3)  # of the largest logit, 4
+    assert (verdict.top1, verdict.eager_top1) == (50.0, 50.0)
+    assert "1.0e-03 of the largest" in verdict.problem(quantized=False)
+    assert verdict.problem(quantized=True) is None
+    swapped = judge(model, lambda images: images[:, ::-1], batch, 1, False)
+    assert (swapped.images, swapped.agreement) == (1, 0.0)
+    assert swapped.problem(quantized=True) == "int8 names another class on 100.0% of 1 images"
+    nowhere = judge(model, lambda images: images * np.nan, batch, 2, False)
+    assert nowhere.problem(quantized=False)
+    assert Verdict(3, 1e-5, 1.0).problem(quantized=False) is None
+
+
+def test_images_to_judge_by():
+    images = next(made_images((20, 24)))[0]
+    assert images.shape == (10, 3, 20, 24)
+    assert not torch.equal(images[0], images[1])
+    assert [len(part) for part in parts_of(np.zeros((9, 1)), (1, 2, 3))] == [1, 2, 3, 1, 2]
+    assert sum(len(images) for images, _ in up_to(made_images((4, 4)), 23)) == 23
+
+
+@pytest.mark.parametrize("name", [installed("onnx"), installed("openvino")])
+def test_int8(tmp_path, name, weights, arch, monkeypatch):
+    """Images in class folders; int8 of a random network may name other classes, but the file must be smaller."""
+    monkeypatch.setattr(judging, "INT8_AGREEMENT", 0.0)
+    generator = np.random.default_rng(0)
+    for label in "ab":
+        (tmp_path / "images" / label).mkdir(parents=True)
+        for number in range(4):
+            pixels = generator.integers(0, 255, (64, 64, 3)).astype(np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "images" / label / f"{number}.png")
+    suffix = open_format(name).suffix
+    images = str(tmp_path / "images")
+    sizes = []
+    for quantize in (False, True):
+        calibrate = images if quantize else None
+        request = Request(
+            name,
+            tmp_path / f"{quantize}{suffix}",
+            quantize=quantize,
+            calibrate=calibrate,
+            images=images,
+            count=4,
+            weights=weights,
+        )
+        sizes.append(export(arch, request).judged.bytes)
+    assert sizes[1] < 0.6 * sizes[0]
+
+
+def test_a_format_that_is_not_installed_says_how_to_install_it(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(AutoNLError, match=r"needs openvino, .* pip install 'autonl\[openvino\]'"):
+        open_format("openvino")
+    with pytest.raises(AutoNLError, match=r"python3 -m venv .*torch<2.15"):
+        open_format("litert")
+
+
+def test_labels_where_no_run_tells_them():
+    assert export_run.numbered_classes(3) == ["0", "1", "2"]
+    names = export_run.numbered_classes(1000)
+    assert names[0].startswith("tench")
