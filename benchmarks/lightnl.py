@@ -1,6 +1,7 @@
 """LightNL alone at AutoNL-L's eleven shapes: plain, compiled and fused against the memory floor.
 
     python -m benchmarks.lightnl [--out benchmarks/results] [--no-compile]
+    python -m benchmarks.lightnl --settle       are the kernels right, which tiles are fastest: see benchmarks.settle
     python -m benchmarks.lightnl --doc          the table in docs/speed.md from the CSV, without a GPU
 
 bf16 (weights too in inference, autocast in training), channels-last, batch 256, medians, over fresh random inputs that
@@ -69,6 +70,17 @@ def error(block: LightNL, x: Tensor) -> float:
     return ((out - expected).norm() / expected.norm()).item()
 
 
+def step_function(block: LightNL, function: Any) -> Any:
+    """Forward and backward of a function of x with the block's parameters."""
+
+    def run(x: Tensor) -> Tensor:
+        with torch.autocast("cuda", torch.bfloat16, cache_enabled=False):  # a cached cast would outlive a graph
+            z = function(x)
+        return torch.autograd.grad(z, (x, *block.parameters()), x.detach())[0]
+
+    return run
+
+
 def measure(size: int, chs: int, ratio: float, stride: int, compiled: bool) -> dict[str, Any]:
     block = random_block(chs, ratio, stride)
     x_bytes = BATCH * chs * size * size * 2
@@ -79,17 +91,6 @@ def measure(size: int, chs: int, ratio: float, stride: int, compiled: bool) -> d
     row: dict[str, Any] = {"map": size, "channels": chs, "ratio": ratio, "stride": stride, "batch": BATCH}
     row["floor_us"] = 2 * x_bytes / BANDWIDTH * 1e6
 
-    def inference(function: Any) -> Any:
-        return lambda x: function(x)
-
-    def step(function: Any) -> Any:
-        def run(x: Tensor) -> Tensor:
-            with torch.autocast("cuda", torch.bfloat16, cache_enabled=False):  # a cached cast would outlive a graph
-                z = function(x)
-            return torch.autograd.grad(z, (x, *block.parameters()), x.detach())[0]
-
-        return run
-
     with torch.no_grad():
         row["error"] = error(block.eval(), inputs[0])
     for mode in ("inference", "step"):
@@ -97,12 +98,13 @@ def measure(size: int, chs: int, ratio: float, stride: int, compiled: bool) -> d
         block.train(training).to(torch.float32 if training else torch.bfloat16)
         for x in inputs:
             x.requires_grad_(training)
-        make = step if training else inference
         with torch.set_grad_enabled(training):
             for name in ("plain", "fused") + (("compiled",) if compiled else ()):
                 block.fused = name == "fused"
                 torch.compiler.reset()
-                function = make(torch.compile(block) if name == "compiled" else block)
+                function: Any = torch.compile(block) if name == "compiled" else block
+                if training:
+                    function = step_function(block, function)
                 row[f"{mode}_{name}_us"] = eager_us(function, inputs)
                 row[f"{mode}_{name}_graph_us"] = graph_us(function, inputs)
     return {name: round(value, 5) if isinstance(value, float) else value for name, value in row.items()}
@@ -112,10 +114,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
+    parser.add_argument("--settle", action="store_true", help="errors and tiles of the kernels, nothing else")
+    parser.add_argument("--seconds", type=float, default=120.0, help="with --settle: begin nothing new after these")
     parser.add_argument("--doc", action="store_true", help="only write the table in docs/speed.md from the CSV")
     arguments = parser.parse_args()
     if arguments.doc:
         return write_table("speed_lightnl", TABLE, arguments.out)
+    if arguments.settle:
+        from benchmarks.settle import settle
+
+        return settle(arguments.out, arguments.seconds)
     calls = [(*shape, not arguments.no_compile) for shape in SHAPES]
     compile_ahead(measure, calls)
     torch.manual_seed(0)

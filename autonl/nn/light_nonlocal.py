@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from autonl.arch.macs import Order, cheaper_order, sampled
@@ -23,23 +24,51 @@ def compact_nonlocal(
     energy: divided by |x_sc|^2 / C_r, image by image, in place of H W.
     """
     height, width = x.shape[-2:]
-    # The 1 / (H W) is shared out over the three factors: no product, forward or backward, is then a
-    # bare sum over H W positions, which leaves fp16's range at rms 2.3 on a 112 x 112 map.
-    share = (height * width) ** (-1 / 3)
-    x_c = x[:, :compact_chs].flatten(2) * share  # (N, Cr, HW)
-    x_s = x[:, :, ::stride, ::stride].flatten(2) * share  # (N, C, S)
-    x_sc = x_s[:, :compact_chs]  # (N, Cr, S)
-    if energy:
-        x_c = x[:, :compact_chs].flatten(2) / mean_energy(x_sc)
+    positions = height * width
+    x_s = sample(x, stride)  # (N, C, S)
     if order is None:
-        order = cheaper_order(height * width, x_s.shape[-1], compact_chs, x.shape[1])
-    if order == "channel":
-        gram = x_s @ x_sc.mT  # (N, C, S) (N, S, Cr) -> (N, C, Cr)
-        y = gram @ x_c  # (N, C, Cr) (N, Cr, HW) -> (N, C, HW)
+        order = cheaper_order(positions, x_s.shape[-1], compact_chs, x.shape[1])
+    # The 1 / (H W) is shared out over the factors: no product, forward or backward, is then a bare
+    # sum over H W positions, which leaves fp16's range at rms 2.3 on a 112 x 112 map.
+    if energy:
+        x_s = x_s * positions ** (-1 / 3)
+        x_sc = x_s[:, :compact_chs]  # (N, Cr, S)
+        x_c = x[:, :compact_chs].flatten(2) / mean_energy(x_sc)  # (N, Cr, HW)
     else:
-        affinity = x_sc.mT @ x_c  # (N, S, Cr) (N, Cr, HW) -> (N, S, HW)
-        y = x_s @ affinity  # (N, C, S) (N, S, HW) -> (N, C, HW)
-    return y.unflatten(2, (height, width))  # (N, C, H, W)
+        share = positions**-0.5
+        shared = x[:, :compact_chs] * share  # (N, Cr, H, W)
+        x_c = shared.flatten(2)  # (N, Cr, HW)
+        if order == "channel":  # x_s, the largest, is left as it is
+            x_sc = sample(shared, stride)  # (N, Cr, S)
+        else:
+            x_sc, x_s = x_s[:, :compact_chs], x_s * share  # (N, Cr, S), (N, C, S)
+    multiply = multiply_transposed if channels_adjacent(x) else torch.bmm
+    if order == "channel":
+        gram = multiply(x_s, x_sc.mT)  # (N, C, S) (N, S, Cr) -> (N, C, Cr)
+        y = multiply(gram, x_c)  # (N, C, Cr) (N, Cr, HW) -> (N, C, HW)
+    else:
+        affinity = multiply(x_sc.mT, x_c)  # (N, S, Cr) (N, Cr, HW) -> (N, S, HW)
+        y = multiply(x_s, affinity)  # (N, C, S) (N, S, HW) -> (N, C, HW)
+    return y.unflatten(2, (height, width))  # (N, C, H, W), in x's memory format
+
+
+def sample(x: Tensor, stride: int) -> Tensor:
+    """The positions [::stride, ::stride] of (N, C, H, W) as (N, C, S): a copy only where positions are left out."""
+    if stride == 1:
+        return x.flatten(2)
+    if channels_adjacent(x):  # rows of channels are copied whole, and stay rows
+        return x.permute(0, 2, 3, 1)[:, ::stride, ::stride].flatten(1, 2).mT  # (N, H, W, C) -> (N, S, C) -> (N, C, S)
+    return x[:, :, ::stride, ::stride].flatten(2)
+
+
+def channels_adjacent(x: Tensor) -> bool:
+    """Channels-last in memory. Exported graphs are written channels-first, without a guard on strides."""
+    return x.stride(1) == 1 and not kernels.exporting()
+
+
+def multiply_transposed(a: Tensor, b: Tensor) -> Tensor:
+    """a b as (b^T a^T)^T: the columns of the result are adjacent in memory, not its rows."""
+    return torch.bmm(b.mT, a.mT).mT
 
 
 def mean_energy(x_sc: Tensor) -> Tensor:

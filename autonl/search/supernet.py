@@ -110,7 +110,7 @@ def super_lightnl(
     """y = x_c diag(m) (x_sc^T x_s) / (H W): a ratio is a prefix mask m, a stride a share of the positions' sum."""
     height, width = x.shape[-2:]
     compact_chs = candidates.compact[-1]
-    share = (height * width) ** (-1 / 3)  # as in compact_nonlocal
+    share = (height * width) ** (-1 / 3)
     x_c = x[:, :compact_chs].flatten(2) * share  # (N, Cr, HW)
     grams = []  # one a stride, from the fewest positions to the most
     for stride in candidates.strides:

@@ -1,5 +1,7 @@
 """LightNL against the equations with the explicit H W x H W matrix."""
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -8,7 +10,7 @@ from hypothesis import strategies as st
 import autonl
 from autonl import LightNL
 from autonl.arch.macs import cheaper_order
-from autonl.nn.light_nonlocal import compact_nonlocal
+from autonl.nn.light_nonlocal import EPSILON, compact_nonlocal
 from tests.conftest import prove
 
 ORDERS = ("channel", "spatial")
@@ -66,13 +68,13 @@ def test_divided_by_its_energy_it_grows_as_x_does(shape):
     x = draw_input(shape)
     stride = shape["stride"]
     compact_chs = LightNL(shape["channels"], shape["ratio"], stride).compact_chs
-    sampled_energy = x[:, :compact_chs, ::stride, ::stride].double().square().sum((1, 2, 3)) / compact_chs
     positions = x.shape[2] * x.shape[3]
-    expected = equation_9(x, compact_chs, stride) * positions / sampled_energy.view(-1, 1, 1, 1)
-    for order in ORDERS:
-        y = compact_nonlocal(x, compact_chs, stride, order, energy=True)
-        assert distance(y, expected) <= 1e-4  # the epsilon of the energy
-        assert distance(compact_nonlocal(30 * x, compact_chs, stride, order, energy=True), 30 * expected) <= 1e-4
+    for scale in (1, 30):
+        sampled_x = scale * x[:, :compact_chs, ::stride, ::stride].double()
+        sampled_energy = sampled_x.square().sum((1, 2, 3)) / compact_chs + EPSILON * positions ** (2 / 3)
+        expected = equation_9(scale * x, compact_chs, stride) * positions / sampled_energy.view(-1, 1, 1, 1)
+        for order in ORDERS:
+            assert distance(compact_nonlocal(scale * x, compact_chs, stride, order, energy=True), expected) <= 1e-6
 
 
 def test_maps_of_zeros_have_an_energy_too():
@@ -178,6 +180,24 @@ def test_nothing_of_positions_squared_is_made():
     with Watch():
         LightNL(16, 0.25, 1)(x)
     assert largest == x.numel()
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("stride", [1, 2])
+def test_no_hidden_copies(stride, order, memory_format, training):
+    """Nothing is copied but the positions that a stride gathers, and z comes out in x's memory format."""
+    block = LightNL(16, 0.25, stride).train(training).to(memory_format=memory_format)
+    block.order = order
+    x = torch.randn(2, 16, 14, 14).contiguous(memory_format=memory_format)
+    cpu = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=cpu, record_shapes=True, acc_events=True) as profile:
+        z = block(x)
+    sizes = [math.prod(e.input_shapes[0]) for e in profile.events() if e.name == "aten::copy_" and e.input_shapes[0]]
+    gathered = {"channel": [2 * 16 * 49, 2 * 4 * 49], "spatial": [2 * 16 * 49]}[order]  # x_s, and x_sc in its scale
+    assert sizes == (gathered if stride == 2 else [])
+    assert z.stride() == x.stride()
 
 
 def test_freezing_takes_the_cheaper_order_at_that_size():

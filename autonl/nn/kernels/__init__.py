@@ -16,9 +16,21 @@ MOST_IMAGES = 65535  # the third axis of a CUDA grid
 HAS_TRITON = find_spec("triton") is not None and torch.version.cuda is not None
 
 
+def exporting() -> bool:
+    """torch.compiler.is_exporting(), which torch 2.11 takes for True under torch.compile too."""
+    if not torch.compiler.is_exporting():
+        return False
+    return not torch.compiler.is_dynamo_compiling() or getattr(torch.compiler, "_is_exporting_flag", True)
+
+
+@torch.compiler.assume_constant_result  # called when torch.compile traces, not traced
+def has_bfloat16(device: torch.device) -> bool:
+    return torch.cuda.get_device_properties(device).major >= 8
+
+
 def supported(x: Tensor, depthwise: nn.Module, bn: nn.Module, compact_chs: int) -> bool:
     """Whether the kernels can stand in for BN(depthwise(compact_nonlocal(x))) + x. Exported graphs are always plain."""
-    if not x.is_cuda or not HAS_TRITON or torch.compiler.is_exporting() or torch.jit.is_tracing():
+    if not x.is_cuda or not HAS_TRITON or exporting() or torch.jit.is_tracing():
         return False
     # a subclass, SyncBatchNorm for one, computes something else
     if type(depthwise) is not nn.Conv2d or type(bn) is not nn.BatchNorm2d:
@@ -29,7 +41,9 @@ def supported(x: Tensor, depthwise: nn.Module, bn: nn.Module, compact_chs: int) 
         return False
     if not (x.is_contiguous() or x.is_contiguous(memory_format=torch.channels_last)):
         return False
-    if torch.cuda.get_device_properties(x.device).major < 8:  # the first with bfloat16
+    if not torch.compiler.is_compiling() and x.device.index != torch.cuda.current_device():
+        return False  # Triton launches on the current device
+    if not has_bfloat16(x.device):
         return False
     positions = x.shape[2] * x.shape[3]
     if not 0 < positions * x.shape[1] < 2**31:

@@ -18,29 +18,35 @@ With M = N H W values a channel, v = (u - mean) / sqrt(variance + eps), and ever
 import triton
 import triton.language as tl
 
-from autonl.nn.kernels.forward import compact_tile, half_range, narrow, offsets, store_taps
+from autonl.nn.kernels.pieces import (
+    compact_tile,
+    depthwise_tile,
+    gram_block,
+    half_range,
+    narrow,
+    neighbours,
+    offsets,
+    product,
+    store_taps,
+    this_program,
+)
 
 
 @triton.jit
 def norm_backward_sums(
-    dz,  # (images, C, positions) in either memory format
-    u,
-    mean,  # (C,)
-    variance,
+    dz, u,  # (images, C, positions) in either memory format
+    statistics,  # (2, C) float32: mean and biased variance
     sums,  # (chunks, 3, C) float32: a chunk's sums of dz, dz v and dz^2
     positions,
     chunk,  # positions a program
     eps,
-    CHS: tl.constexpr,
-    CHANNELS_LAST: tl.constexpr,
-    P: tl.constexpr,
-    CB: tl.constexpr,
-):
+    CHS: tl.constexpr, CHANNELS_LAST: tl.constexpr, P: tl.constexpr, CB: tl.constexpr,
+):  # fmt: skip
     """Channels-last maps come in as one long image."""
     channel = tl.program_id(1) * CB + tl.arange(0, CB)
     real = channel < CHS
-    centre = tl.load(mean + channel, mask=real, other=0.0)
-    inverse = tl.rsqrt(tl.load(variance + channel, mask=real, other=1.0) + eps)
+    centre = tl.load(statistics + channel, mask=real, other=0.0)
+    inverse = tl.rsqrt(tl.load(statistics + CHS + channel, mask=real, other=1.0) + eps)
     image = tl.program_id(2).to(tl.int64) * positions * CHS
     plain_sum = tl.zeros((P, CB), dtype=tl.float32)
     scaled_sum = tl.zeros((P, CB), dtype=tl.float32)
@@ -62,8 +68,8 @@ def norm_backward_sums(
 
 
 @triton.jit
-def sum_rows(matrix, out, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """(rows, columns) -> (columns,)."""
+def sum_rows(matrix, out, rows, columns, inner, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """(rows, columns) -> (columns,); seen as (columns / inner, inner), the sums come out transposed."""
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     real = column < columns
     total = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
@@ -71,68 +77,53 @@ def sum_rows(matrix, out, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constex
         row = start + tl.arange(0, ROWS)
         pointer = matrix + row[:, None].to(tl.int64) * columns + column[None, :]
         total += tl.load(pointer, mask=(row < rows)[:, None] & real[None, :], other=0.0)
-    tl.store(out + column, tl.sum(total, axis=0), mask=real)
+    place = (column % inner) * (columns // inner) + column // inner
+    tl.store(out + place, tl.sum(total, axis=0).to(out.dtype.element_ty), mask=real)
 
 
 @triton.jit
 def depthwise_backward(
-    dz,  # (N, C, H, W) in either memory format
-    u,
-    x,
+    dz, u, x,  # (N, C, H, W) in either memory format
     gram,  # (N, Cr, C) float32
     weight,  # (C, 1, 3, 3)
     gamma,  # (C,)
-    mean,
-    variance,
+    statistics,  # (2, C) float32: mean and biased variance
     sums,  # (3, C) float32: d_beta, d_gamma, sum of dz^2
     dy,  # like x
     d_gram,  # (N, bands, Cr, C) float32: a band's x_c^T dy
     d_taps,  # (N, bands, 9, C) float32: a band's dw
-    scratch,  # (programs, band + 2 halo, CB): du / steep; float16 where x has 16 bits, as are the next two
-    y_scratch,  # (programs, band, CB): y / factor
-    taps_scratch,  # (programs, 9, CB): the depthwise kernels
-    height,
-    width,
+    scratch,  # (programs, 2 band + 2 halo + 9, CB), float16 where x has 16 bits: du / steep, y / factor, the kernels
+    height, width,
     band,  # positions a program makes
     halo,  # positions of du it needs before and after
     count,  # N H W
     eps,
     rows_below,  # 2: a run-time bound keeps the loop over the kernel's rows rolled
-    CHS: tl.constexpr,
-    COMPACT: tl.constexpr,
-    CHANNELS_LAST: tl.constexpr,
-    P: tl.constexpr,
-    CB: tl.constexpr,
-    RP: tl.constexpr,
-):
+    CHS: tl.constexpr, COMPACT: tl.constexpr, CHANNELS_LAST: tl.constexpr,
+    P: tl.constexpr, CB: tl.constexpr, RP: tl.constexpr, STEP: tl.constexpr,
+):  # fmt: skip
     """From dz to dy, dw and dG, for one block of channels of a band of an image."""
     positions = height * width
-    image = tl.program_id(2).to(tl.int64)
-    begin = tl.program_id(1) * band
-    end = tl.minimum(begin + band, positions)
+    image, begin, end, channel, entry = this_program(positions, band, CB)
     first = begin - halo  # the position that the scratch starts with
     column = tl.arange(0, CB)
-    channel = tl.program_id(0) * CB + column
     real = channel < CHS
-    compact = tl.arange(0, RP)
-    both = (compact < COMPACT)[:, None] & real[None, :]
+    compact, matrix, both = gram_block(channel, CHS, COMPACT, RP)
     dz += image * positions * CHS
     u += image * positions * CHS
     x += image * positions * CHS
     dy += image * positions * CHS
-    entry = image * tl.num_programs(1) + tl.program_id(1)
-    program = entry * tl.num_programs(0) + tl.program_id(0)
-    scratch += program * (band + 2 * halo) * CB
-    y_scratch += program * band * CB
-    taps_scratch += program * (9 * CB)
+    scratch += (entry * tl.num_programs(0) + tl.program_id(0)) * (2 * band + 2 * halo + 9) * CB
+    y_scratch = scratch + (band + 2 * halo) * CB
+    taps_map = y_scratch + band * CB
 
-    inverse = tl.rsqrt(tl.load(variance + channel, mask=real, other=1.0) + eps)
+    inverse = tl.rsqrt(tl.load(statistics + CHS + channel, mask=real, other=1.0) + eps)
     size = tl.sqrt(tl.load(sums + 2 * CHS + channel, mask=real, other=0.0) / count)  # rms of dz
     size = tl.where(size > 0, size, 1.0)
     # du / steep = dz / size - drift u - level: in units of dz's own size it suits float16
     drift = inverse * tl.load(sums + CHS + channel, mask=real, other=0.0) / count / size
     level = tl.load(sums + channel, mask=real, other=0.0) / count / size
-    level -= drift * tl.load(mean + channel, mask=real, other=0.0)
+    level -= drift * tl.load(statistics + channel, mask=real, other=0.0)
     steep = tl.load(gamma + channel, mask=real, other=0.0).to(tl.float32) * inverse * size
     for start in range(first, end + halo, P):
         position = start + tl.arange(0, P)
@@ -143,84 +134,70 @@ def depthwise_backward(
         du -= tl.load(u + place, mask=inside, other=0.0).to(tl.float32) * drift[None, :] + level[None, :]
         pointer = scratch + (position - first)[:, None] * CB + column[None, :]
         tl.store(pointer, half_range(du, 7000.0, scratch.dtype.element_ty), mask=there[:, None])
-    largest, _ = store_taps(taps_scratch, weight, channel, CHS, CB)
+    # dy[p] takes du at p - t: a depthwise convolution with the kernel upside down
+    largest, _ = store_taps(taps_map, weight, channel, True, CHS, CB)
     tl.debug_barrier()
 
-    image_gram = gram + image * (COMPACT * CHS) + compact[:, None] * CHS + channel[None, :]
-    factors, factor = narrow(tl.load(image_gram, mask=both, other=0.0), y_scratch.dtype.element_ty)  # (RP, CB)
+    image_gram = tl.load(gram + image * (COMPACT * CHS) + matrix, mask=both, other=0.0)
+    factors, factor = narrow(image_gram, scratch.dtype.element_ty)  # (RP, CB)
     dg = tl.zeros((RP, CB), dtype=tl.float32)
-    for start in range(begin, end, P):
-        position = start + tl.arange(0, P)
-        row = position // width
-        col = position - row * width
-        here = (position < end)[:, None]
-        total = tl.zeros((P, CB), dtype=scratch.dtype.element_ty)
-        for down in range(-1, rows_below):
-            # the value at p - t: a tap to the right reads from the left
-            there = (row - down >= 0) & (row - down < height) & (position < end)
-            source = scratch + (position - down * width - first)[:, None] * CB + column[None, :]
-            taps = taps_scratch + (down + 1) * (3 * CB) + column
-            right = tl.load(source + CB, mask=(there & (col < width - 1))[:, None], other=0.0)
-            middle = tl.load(source, mask=there[:, None], other=0.0)
-            left = tl.load(source - CB, mask=(there & (col > 0))[:, None], other=0.0)
-            total += right * tl.load(taps)[None, :]
-            total += middle * tl.load(taps + CB)[None, :]
-            total += left * tl.load(taps + 2 * CB)[None, :]
-        slope_narrow = (total.to(tl.float32) * (largest * steep)[None, :]).to(x.dtype.element_ty)  # dy: (P, CB)
-        place = offsets(position, channel, positions, CHS, CHANNELS_LAST)
-        tl.store(dy + place, slope_narrow, mask=here & real[None, :])
-        x_c = compact_tile(x, position, compact, position < end, positions, CHS, COMPACT, CHANNELS_LAST)  # (P, RP)
-        dg = tl.dot(tl.trans(x_c), slope_narrow, dg, input_precision="ieee")  # (RP, P) (P, CB) -> (RP, CB)
-        x_c = half_range(x_c, 65504.0, y_scratch.dtype.element_ty)
-        y = tl.dot(x_c, factors, input_precision="ieee")  # (P, RP) (RP, CB) -> (P, CB)
-        pointer = y_scratch + (position - begin)[:, None] * CB + column[None, :]
-        tl.store(pointer, half_range(y, 7000.0, y_scratch.dtype.element_ty), mask=here)
-    tl.store(d_gram + entry * (COMPACT * CHS) + compact[:, None] * CHS + channel[None, :], dg, mask=both)
+    for start in range(begin, end, STEP):  # steps smaller than P leave more registers free
+        spot = start + tl.arange(0, STEP)
+        here = spot < end
+        total = depthwise_tile(scratch, taps_map, spot, first, end, height, width, rows_below, STEP, CB)
+        slope = (total.to(tl.float32) * (largest * steep)[None, :]).to(x.dtype.element_ty)  # dy: (STEP, CB)
+        spots = offsets(spot, channel, positions, CHS, CHANNELS_LAST)
+        tl.store(dy + spots, slope, mask=here[:, None] & real[None, :])
+        x_c = compact_tile(x, spot, compact, here, positions, CHS, COMPACT, CHANNELS_LAST)  # (STEP, RP)
+        dg = tl.dot(tl.trans(x_c), slope, dg, input_precision="ieee")  # (RP, STEP) (STEP, CB) -> (RP, CB)
+        y = product(half_range(x_c, 65504.0, scratch.dtype.element_ty), factors)  # (STEP, RP) (RP, CB) -> (STEP, CB)
+        tl.store(y_scratch + (spot - begin)[:, None] * CB + column[None, :], y, mask=here[:, None])
+    tl.store(d_gram + entry * (COMPACT * CHS) + matrix, dg, mask=both)
     tl.debug_barrier()
+    d_taps += entry * (9 * CHS) + channel
+    taps_backward(
+        scratch, y_scratch, d_taps, factor * steep, real, begin, end, first, height, width, rows_below, CHS, STEP, CB
+    )  # fmt: skip
 
-    # a row of the kernel at a time, so that three sums and not nine are held at every position of the tile
+
+@triton.jit
+def taps_backward(
+    scratch, y_scratch, d_taps, scale, real, begin, end, first, height, width, rows_below,
+    CHS: tl.constexpr, P: tl.constexpr, CB: tl.constexpr,
+):  # fmt: skip
+    """dw of a band, a row of the kernel at a time, so that three sums and not nine are held at every position."""
+    column = tl.arange(0, CB)
     for down in range(-1, rows_below):
-        right_sum = tl.zeros((P, CB), dtype=tl.float32)
-        middle_sum = tl.zeros((P, CB), dtype=tl.float32)
         left_sum = tl.zeros((P, CB), dtype=tl.float32)
+        middle_sum = tl.zeros((P, CB), dtype=tl.float32)
+        right_sum = tl.zeros((P, CB), dtype=tl.float32)
         for start in range(begin, end, P):
             position = start + tl.arange(0, P)
             row = position // width
-            col = position - row * width
-            there = (row - down >= 0) & (row - down < height) & (position < end)
-            source = scratch + (position - down * width - first)[:, None] * CB + column[None, :]
-            right = tl.load(source + CB, mask=(there & (col < width - 1))[:, None], other=0.0)
-            middle = tl.load(source, mask=there[:, None], other=0.0)
-            left = tl.load(source - CB, mask=(there & (col > 0))[:, None], other=0.0)
+            here = position < end
+            source = scratch + (position + down * width - first)[:, None] * CB + column[None, :]
+            left, middle, right = neighbours(source, row + down, position - row * width, here, height, width, CB)
             y_pointer = y_scratch + (position - begin)[:, None] * CB + column[None, :]
-            y = tl.load(y_pointer, mask=(position < end)[:, None], other=0.0).to(tl.float32)
-            right_sum += right.to(tl.float32) * y
-            middle_sum += middle.to(tl.float32) * y
+            y = tl.load(y_pointer, mask=here[:, None], other=0.0).to(tl.float32)
             left_sum += left.to(tl.float32) * y
-        out = d_taps + entry * (9 * CHS) + (down + 1) * (3 * CHS) + channel
-        tl.store(out, tl.sum(right_sum, axis=0) * factor * steep, mask=real)
-        tl.store(out + CHS, tl.sum(middle_sum, axis=0) * factor * steep, mask=real)
-        tl.store(out + 2 * CHS, tl.sum(left_sum, axis=0) * factor * steep, mask=real)
+            middle_sum += middle.to(tl.float32) * y
+            right_sum += right.to(tl.float32) * y
+        out = d_taps + (1 - down) * (3 * CHS)  # a tap to the lower right took du from the upper left
+        tl.store(out + 2 * CHS, tl.sum(left_sum, axis=0) * scale, mask=real)
+        tl.store(out + CHS, tl.sum(middle_sum, axis=0) * scale, mask=real)
+        tl.store(out, tl.sum(right_sum, axis=0) * scale, mask=real)
 
 
 @triton.jit
 def input_backward(
-    dz,  # (N, C, H, W) in either memory format
-    x,
+    dz, x,  # (N, C, H, W) in either memory format
     gram,  # (N, Cr, C) float32
     d_gram,  # (N, bands, Cr, C) float32
     dx,  # like x; holds dy, which dx replaces
-    height,
-    width,
-    bands,
-    CHS: tl.constexpr,
-    COMPACT: tl.constexpr,
-    STRIDE: tl.constexpr,
-    CHANNELS_LAST: tl.constexpr,
-    P: tl.constexpr,
-    CB: tl.constexpr,
-    RP: tl.constexpr,
-):
+    height, width, bands,
+    CHS: tl.constexpr, COMPACT: tl.constexpr, STRIDE: tl.constexpr, CHANNELS_LAST: tl.constexpr,
+    P: tl.constexpr, CB: tl.constexpr, RP: tl.constexpr,
+):  # fmt: skip
     """From dy and dG to dx, for a tile of positions and all channels."""
     positions = height * width
     image = tl.program_id(1).to(tl.int64)

@@ -1,91 +1,135 @@
-"""Tile sizes, buffers and launches of the kernels. Plain functions of tensors: `ops` makes operators of them."""
+"""Buffers, grids and launches of the kernels. Plain functions of tensors: `ops` makes operators of them.
+
+What can be known from shapes and dtypes is settled once, in a plan; a call then makes its buffers and launches.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
-import triton
 from torch import Tensor
+from torch.library import wrap_triton
 
 from autonl.nn.kernels.backward import depthwise_backward, input_backward, norm_backward_sums, sum_rows
-from autonl.nn.kernels.forward import batch_statistics, gram_kernel, lightnl_forward, normalise_add
-
-# How a kernel is called: directly, or through torch.library.wrap_triton where torch.compile has to see it
-Wrap: TypeAlias = Callable[[Any], Any]
+from autonl.nn.kernels.forward import batch_statistics, gram_kernel, lightnl_forward, normalise_add, spatial_forward
+from autonl.nn.kernels.tiles import (
+    Tile,
+    compact_width,
+    depthwise_backward_tile,
+    forward_tile,
+    input_backward_tile,
+    pass_tile,
+)
 
 ROWS_BELOW = 2  # the end of range(-1, 2) over the rows of a 3x3 kernel, handed over at run time
+CHUNKS = 512  # programs that share the sums of the BN's backward pass, about four a multiprocessor
+PLANS = 1024  # plans that are kept
+FUSION = {"enable_fp_fusion": True}  # multiply-adds, which Triton leaves out from 3.10 on unless asked
 
 
-@dataclass(frozen=True)
-class Tile:
-    """How a kernel divides its work."""
+class Launch:
+    """A kernel with everything settled but its tensors, which come first among its parameters."""
 
-    positions: int  # a step
-    channels: int
-    warps: int
-    bands: int = 1  # programs that share an image's positions
-    gram_first: bool = False  # G by a kernel of its own instead of by every band
-    stages: int = 3  # of the software pipeline of loads that feed products
-
-
-def power_of_two(value: int, low: int, high: int) -> int:
-    """The smallest power of two that holds value, within the bounds."""
-    return min(max(triton.next_power_of_2(value), low), high)
-
-
-def compact_width(compact_chs: int) -> int:
-    return power_of_two(compact_chs, 16, 128)
+    def __init__(
+        self, kernel: Any, grid: tuple[int, int, int], scalars: tuple[Any, ...], constants: dict[str, Any], tile: Tile
+    ) -> None:
+        self.kernel = kernel
+        self.grid = grid
+        self.scalars = scalars
+        self.constants = constants
+        self.options = {"num_warps": tile.warps, "num_stages": tile.stages}
+        # as the kernel orders them
+        self.values = (*scalars, *(constants[name] for name in kernel.arg_names if name in constants))
+        self.compiled: Any = None
 
 
-def forward_tile(chs: int, positions: int, dtype: torch.dtype) -> Tile:
-    """Chosen by timing on an H200 at batch 256."""
-    if dtype == torch.float32:  # products without matrix units: small tiles, or the registers spill
-        return Tile(positions=32, channels=power_of_two(chs, 16, 32), warps=4)
-    if positions <= 64:
-        return Tile(power_of_two(positions, 16, 64), power_of_two(chs, 16, 64), warps=4, stages=1)
-    if positions <= 256:
-        return Tile(positions=64, channels=power_of_two(chs, 16, 32), warps=4, stages=2)
-    if positions <= 1024:
-        return Tile(positions=128, channels=16 if chs % 32 else 32, warps=4)
-    return Tile(64, power_of_two(chs, 16, 32), warps=4, bands=-(-positions // 256), gram_first=True)
+# How a launch is made: one of the next three
+Run: TypeAlias = Callable[..., Any]
 
 
-def depthwise_backward_tile(chs: int, positions: int, dtype: torch.dtype) -> Tile:
-    """Chosen by timing on an H200 at batch 512."""
-    if dtype == torch.float32:
-        return Tile(positions=16, channels=power_of_two(chs, 16, 32), warps=4)
-    if positions <= 64:
-        return Tile(power_of_two(positions, 16, 64), power_of_two(chs, 16, 64), warps=4, stages=1)
-    if positions <= 256 or positions > 1024:
-        return Tile(64, power_of_two(chs, 16, 32), warps=4, bands=-(-positions // 512), stages=1)
-    return Tile(128, 16 if chs % 32 else 32, warps=4, stages=1)
+def run_bound(launch: Launch, *tensors: Tensor | None) -> Any:
+    """Through Triton's binder, which looks at the dtype and the alignment of every argument and may compile."""
+    return launch.kernel[launch.grid](*tensors, *launch.scalars, **launch.constants, **launch.options, **FUSION)
 
 
-def input_backward_tile(chs: int, positions: int, dtype: torch.dtype) -> Tile:
-    if dtype == torch.float32:
-        return Tile(positions=16, channels=power_of_two(chs, 16, 32), warps=4)
-    return Tile(
-        power_of_two(positions, 16, 64), 32 if 64 < chs <= 128 else power_of_two(chs, 16, 64), warps=4, stages=1
-    )
+def run_again(launch: Launch, *tensors: Tensor | None) -> None:
+    """The first time as above, then without the binder, which costs more than the launch itself.
+
+    Right only where the binder would find what it found the first time: plans are kept by dtypes and device, and the
+    tensors' addresses are multiples of 16.
+    """
+    if launch.compiled is None:
+        launch.compiled = run_bound(launch, *tensors)
+    else:
+        launch.compiled[launch.grid](*tensors, *launch.values)
 
 
-def pass_tile(chs: int, positions: int) -> Tile:
-    """For kernels that only pass over memory: 4096 values a program."""
-    channels = power_of_two(chs, 16, 64)
-    return Tile(positions=power_of_two(positions, 16, 4096 // channels), channels=channels, warps=4)
+def run_traced(launch: Launch, *tensors: Tensor | None) -> None:
+    """Where torch.compile has to see the kernel; of the options it knows these two."""
+    wrap_triton(launch.kernel)[launch.grid](*tensors, *launch.scalars, **launch.constants, **launch.options)
 
 
-def is_channels_last(x: Tensor) -> bool:
-    """Channels-last in memory. A map that is both (one channel, one position) counts as contiguous."""
-    return not x.is_contiguous()
+class Problem(NamedTuple):
+    """What a plan is made for."""
+
+    images: int
+    chs: int
+    height: int
+    width: int
+    channels_last: bool
+    dtype: torch.dtype
+    compact_chs: int
+    stride: int
+    eps: float
+
+    @property
+    def positions(self) -> int:
+        return self.height * self.width
+
+    @property
+    def samples(self) -> int:
+        return -(-self.height // self.stride) * -(-self.width // self.stride)
+
+    def as_one_image(self) -> tuple[int, int]:
+        """(images, positions) for kernels that treat positions alike: channels-last maps are one long image."""
+        return (1, self.images * self.positions) if self.channels_last else (self.images, self.positions)
+
+    def constants(self, tile: Tile) -> dict[str, Any]:
+        return {"CHS": self.chs, "CHANNELS_LAST": self.channels_last, "P": tile.positions, "CB": tile.channels}
+
+    def product_constants(self, tile: Tile) -> dict[str, Any]:
+        """For kernels with products of compact channels."""
+        return self.constants(tile) | {"COMPACT": self.compact_chs, "RP": compact_width(self.compact_chs)}
 
 
-def like(tensor: Tensor, x: Tensor) -> Tensor:
-    """The tensor in x's memory format."""
-    return tensor.contiguous(memory_format=torch.channels_last if is_channels_last(x) else torch.contiguous_format)
+def problem_of(x: Tensor, compact_chs: int, stride: int, eps: float) -> Problem:
+    images, chs, height, width = x.shape
+    channels_last = not x.is_contiguous()  # a map that is both (one channel, one position) counts as contiguous
+    return Problem(images, chs, height, width, channels_last, x.dtype, compact_chs, stride, eps)
+
+
+def plan_for(make: Any, run: Run, x: Tensor, others: tuple[Tensor | None, ...], *key: Any) -> tuple[Any, Run]:
+    """The plan that `make` makes of a key, and how to run it.
+
+    x, others  tensors that come from outside: their dtypes and alignment are part of how kernels are compiled
+    """
+    if run is run_traced:  # sizes may be symbols
+        return make.__wrapped__(*key, ()), run
+    address, kinds = x.data_ptr(), [x.device, x.dtype]
+    for tensor in others:
+        if tensor is not None:
+            address |= tensor.data_ptr()
+            kinds.append(tensor.dtype)
+    return make(*key, tuple(kinds)), run_bound if address % 16 else run
+
+
+def product_dtype(x: Tensor) -> torch.dtype:
+    """Of the scratches: float16 where x has 16 bits, their values scaled to fit, for its 3 bits more than bfloat16."""
+    return torch.float32 if x.dtype == torch.float32 else torch.float16
 
 
 def banded(positions: int, width: int, tile: Tile) -> tuple[int, int, int]:
@@ -95,272 +139,208 @@ def banded(positions: int, width: int, tile: Tile) -> tuple[int, int, int]:
     return bands, band, width + 1 if bands > 1 else 0
 
 
-def as_one_image(x: Tensor) -> tuple[int, int]:
-    """(images, positions) for kernels that treat positions alike: channels-last maps are one long image."""
-    images, _, height, width = x.shape
-    return (1, images * height * width) if is_channels_last(x) else (images, height * width)
+class ForwardPlan(NamedTuple):
+    forward: Launch
+    scratch: tuple[int, int, int]
+    bands: int
+    band: int
+    gram: Launch | None = None  # the next two where G has a kernel of its own
+    gram_parts: tuple[int, int, int, int] = (0, 0, 0, 0)
 
 
-def straight(kernel: Any) -> Any:
-    return kernel
+def forward_plan(problem: Problem, training: bool, tile: Tile | None) -> ForwardPlan:
+    images, chs, height, width, *_ = problem
+    positions, samples = problem.positions, problem.samples
+    tile = tile or forward_tile(chs, positions, problem.dtype)
+    blocks = -(-chs // tile.channels)
+    constants = problem.product_constants(tile) | {"STRIDE": problem.stride, "STEP": tile.step or tile.positions}
+    if tile.spatial and not training:
+        scalars: tuple[Any, ...] = (height, width, problem.eps, ROWS_BELOW)
+        del constants["RP"]
+        forward = Launch(spatial_forward, (blocks, 1, images), scalars, constants, tile)
+        return ForwardPlan(forward, (images * blocks, positions + 9, tile.channels), 1, positions)
+    gram, parts = None, 0
+    if tile.gram_parts:
+        gram_tile = replace(tile, positions=tile.gram_positions, bands=tile.gram_parts, stages=tile.gram_stages)
+        parts, part, _ = banded(samples, width, gram_tile)
+        gram_constants = problem.product_constants(gram_tile) | {"STRIDE": problem.stride}
+        gram = Launch(
+            gram_kernel, (blocks, parts, images), (height, width, samples, part), gram_constants, gram_tile
+        )  # fmt: skip
+    bands, band, halo = banded(positions, width, tile)
+    forward = Launch(
+        lightnl_forward,
+        (blocks, bands, images),
+        (height, width, samples, band, halo, problem.eps, ROWS_BELOW),
+        constants | {"TRAINING": training, "GRAM_PARTS": parts},
+        tile,
+    )
+    scratch = (images * bands * blocks, band + 2 * halo + 9, tile.channels)
+    return ForwardPlan(forward, scratch, bands, band, gram, (images, parts, problem.compact_chs, chs))
 
 
-def product_dtype(x: Tensor) -> torch.dtype:
-    """Of the scratches: float16 where x has 16 bits, their values scaled to fit, for its 3 bits more than bfloat16."""
-    return torch.float32 if x.dtype == torch.float32 else torch.float16
+@lru_cache(PLANS)
+def inference_plan(problem: Problem, tile: Tile | None, kinds: tuple[Any, ...]) -> ForwardPlan:
+    return forward_plan(problem, False, tile)
 
 
-def float_buffer(x: Tensor, *shape: int) -> Tensor:
-    return torch.empty(shape, device=x.device, dtype=torch.float32)
+def run_forward(
+    plan: ForwardPlan, run: Run, x: Tensor, out: Tensor, weight: Tensor, norm: tuple[Tensor | None, ...],
+    gram: Tensor | None = None, moments: Tensor | None = None,
+) -> None:  # fmt: skip
+    scratch = x.new_empty(plan.scratch, dtype=product_dtype(x))
+    if plan.forward.kernel is spatial_forward:
+        run(plan.forward, x, out, scratch, weight, *norm)
+        return
+    parts = None
+    if plan.gram is not None:
+        parts = x.new_empty(plan.gram_parts, dtype=torch.float32)
+        run(plan.gram, x, parts)
+    run(plan.forward, x, out, scratch, weight, *norm, parts, gram, moments)
 
 
 def inference(
-    x: Tensor,
-    weight: Tensor,
-    gamma: Tensor,
-    beta: Tensor,
-    mean: Tensor,
-    variance: Tensor,
-    compact_chs: int,
-    stride: int,
-    eps: float,
-    wrap: Wrap = straight,
-    tile: Tile | None = None,
-) -> Tensor:
-    """z = BN(DepthwiseConv3x3(y)) + x with the BN's running statistics."""
+    x: Tensor, weight: Tensor, norm: tuple[Tensor, Tensor, Tensor, Tensor], compact_chs: int, stride: int, eps: float,
+    run: Run = run_again, tile: Tile | None = None,
+) -> Tensor:  # fmt: skip
+    """z = BN(DepthwiseConv3x3(y)) + x; norm: the BN's gamma and beta, running mean and variance."""
+    plan, run = plan_for(inference_plan, run, x, (weight, *norm), problem_of(x, compact_chs, stride, eps), tile)
     z = torch.empty_like(x)
-    tile = tile or forward_tile(x.shape[1], x.shape[2] * x.shape[3], x.dtype)
-    gram = None
-    if tile.gram_first:
-        gram = float_buffer(x, x.shape[0], compact_chs, x.shape[1])
-    norm = (gamma, beta, mean, variance)
-    launch_forward(x, z, weight, norm, gram, None, compact_chs, stride, eps, wrap, tile)
+    run_forward(plan, run, x, z, weight, norm)
     return z
 
 
-def launch_forward(
-    x: Tensor,
-    out: Tensor,
-    weight: Tensor,
-    norm: tuple[Tensor | None, ...],
-    gram: Tensor | None,
-    moments: Tensor | None,
-    compact_chs: int,
-    stride: int,
-    eps: float,
-    wrap: Wrap,
-    tile: Tile,
-) -> None:
-    images, chs, height, width = x.shape
-    blocks = -(-chs // tile.channels)
-    bands, band, halo = banded(height * width, width, tile)
-    sizes = {"CHS": chs, "COMPACT": compact_chs, "STRIDE": stride, "CHANNELS_LAST": is_channels_last(x)}
-    tiling = {"CB": tile.channels, "RP": compact_width(compact_chs), "num_warps": tile.warps, "num_stages": tile.stages}
-    if tile.gram_first:
-        wrap(gram_kernel)[(images, blocks)](x, gram, height, width, **sizes, P=min(2 * tile.positions, 128), **tiling)
-    programs = images * bands * blocks
-    scratch = x.new_empty(programs, band + 2 * halo, tile.channels, dtype=product_dtype(x))
-    taps_scratch = scratch.new_empty(programs, 9, tile.channels)
-    wrap(lightnl_forward)[(blocks, bands, images)](
-        x,
-        out,
-        scratch,
-        taps_scratch,
-        weight,
-        *norm,
-        gram,
-        moments,
-        height,
-        width,
-        band,
-        halo,
-        eps,
-        ROWS_BELOW,
-        **sizes,
-        TRAINING=moments is not None,
-        GRAM_READY=tile.gram_first,
-        P=tile.positions,
-        **tiling,
-    )
+class Saved(NamedTuple):
+    """What the backward pass needs."""
+
+    x: Tensor
+    u: Tensor  # DepthwiseConv3x3(y)
+    gram: Tensor  # (N, Cr, C) float32
+    statistics: Tensor  # (2, C) float32: mean and biased variance of u
+    weight: Tensor
+    gamma: Tensor
+
+
+class TrainingPlan(NamedTuple):
+    forward: ForwardPlan
+    statistics: Launch
+    normalise: Launch
+
+
+@lru_cache(PLANS)
+def training_plan(
+    problem: Problem, momentum: float, update: bool, tile: Tile | None, kinds: tuple[Any, ...]
+) -> TrainingPlan:
+    forward = forward_plan(problem, True, tile)
+    chs = problem.chs
+    scalars = (problem.images * forward.bands, forward.bands, forward.band, problem.positions, momentum)
+    merging = Tile(positions=256, channels=8, warps=8)
+    constants = {"CHS": chs, "UPDATE": update, "ROWS": merging.positions, "CB": merging.channels}
+    statistics = Launch(batch_statistics, (-(-chs // merging.channels), 1, 1), scalars, constants, merging)
+    images, positions = problem.as_one_image()
+    wide = pass_tile(chs, positions)
+    grid = (-(-positions // wide.positions), -(-chs // wide.channels), images)
+    normalise = Launch(normalise_add, grid, (positions, problem.eps), problem.constants(wide), wide)
+    return TrainingPlan(forward, statistics, normalise)
 
 
 def training(
-    x: Tensor,
-    weight: Tensor,
-    gamma: Tensor,
-    beta: Tensor,
-    compact_chs: int,
-    stride: int,
-    eps: float,
-    running: tuple[Tensor, Tensor, Tensor] | None = None,
-    momentum: float = 0.0,
-    wrap: Wrap = straight,
-    tile: Tile | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """z with batch statistics, and what the backward pass needs: u, G, mean and biased variance.
+    x: Tensor, weight: Tensor, gamma: Tensor, beta: Tensor, compact_chs: int, stride: int, eps: float,
+    running: tuple[Tensor, Tensor, Tensor] | None = None, momentum: float = 0.0,
+    run: Run = run_again, tile: Tile | None = None,
+) -> tuple[Tensor, Saved]:  # fmt: skip
+    """z with batch statistics, and what the backward pass needs.
 
     running  the BN's running_mean, running_var and num_batches_tracked, to be moved in place
     """
-    images, chs, height, width = x.shape
-    tile = tile or forward_tile(chs, height * width, x.dtype)
-    bands, band, _ = banded(height * width, width, tile)
+    problem = problem_of(x, compact_chs, stride, eps)
+    moved = running or (None, None, None)
+    outside = (weight, gamma, beta, *moved)
+    plan, run = plan_for(training_plan, run, x, outside, problem, momentum, running is not None, tile)
+    images, chs = x.shape[:2]
     u, z = torch.empty_like(x), torch.empty_like(x)
-    gram = float_buffer(x, images, compact_chs, chs)
-    moments = float_buffer(x, images * bands, 2, chs)
-    launch_forward(x, u, weight, (None, None, None, None), gram, moments, compact_chs, stride, eps, wrap, tile)
-    mean, variance = float_buffer(x, chs), float_buffer(x, chs)
-    running_mean, running_variance, batches_tracked = running or (None, None, None)
-    wrap(batch_statistics)[(-(-chs // 8),)](
-        moments,
-        mean,
-        variance,
-        running_mean,
-        running_variance,
-        batches_tracked,
-        images * bands,
-        bands,
-        band,
-        height * width,
-        momentum,
-        CHS=chs,
-        UPDATE=running is not None,
-        ROWS=256,
-        CB=8,
-        num_warps=8,
+    gram = x.new_empty((images, compact_chs, chs), dtype=torch.float32)
+    moments = gram.new_empty((images * plan.forward.bands, 2, chs))
+    run_forward(plan.forward, run, x, u, weight, (None, None, None, None), gram, moments)
+    statistics = gram.new_empty((2, chs))
+    run(plan.statistics, moments, statistics, *moved)
+    run(plan.normalise, x, u, z, gamma, beta, statistics)
+    return z, Saved(x, u, gram, statistics, weight, gamma)
+
+
+class BackwardPlan(NamedTuple):
+    sums: Launch
+    sum_chunks: Launch
+    chunks: int
+    depthwise: Launch
+    bands: int
+    scratch: tuple[int, int, int]
+    input: Launch
+    sum_taps: Launch
+
+
+def sum_launch(rows: int, columns: int, inner: int) -> Launch:
+    """Sums over the first axis. torch.sum takes three times as long for a few thousand columns."""
+    tile = Tile(positions=128, channels=32, warps=8)
+    constants = {"ROWS": tile.positions, "COLUMNS": tile.channels}
+    return Launch(sum_rows, (-(-columns // tile.channels), 1, 1), (rows, columns, inner), constants, tile)
+
+
+@lru_cache(PLANS)
+def backward_plan(problem: Problem, tile: Tile | None, input_tile: Tile | None, kinds: tuple[Any, ...]) -> BackwardPlan:
+    images, chs, height, width, *_ = problem
+    positions = problem.positions
+    long_images, long_positions = problem.as_one_image()
+    wide = pass_tile(chs, long_positions)
+    chunk = long_positions
+    if long_images == 1:
+        chunk = wide.positions * -(-long_positions // (wide.positions * CHUNKS))
+    chunks = -(-long_positions // chunk)
+    grid = (chunks, -(-chs // wide.channels), long_images)
+    sums = Launch(norm_backward_sums, grid, (long_positions, chunk, problem.eps), problem.constants(wide), wide)
+
+    tile = tile or depthwise_backward_tile(chs, positions, problem.dtype)
+    blocks = -(-chs // tile.channels)
+    bands, band, halo = banded(positions, width, tile)
+    depthwise = Launch(
+        depthwise_backward,
+        (blocks, bands, images),
+        (height, width, band, halo, images * positions, problem.eps, ROWS_BELOW),
+        problem.product_constants(tile) | {"STEP": tile.step or tile.positions},
+        tile,
     )
-    long_images, positions = as_one_image(x)
-    wide = pass_tile(chs, positions)
-    wrap(normalise_add)[(-(-positions // wide.positions), -(-chs // wide.channels), long_images)](
-        x,
-        u,
-        z,
-        gamma,
-        beta,
-        mean,
-        variance,
-        positions,
-        eps,
-        CHS=chs,
-        CHANNELS_LAST=is_channels_last(x),
-        P=wide.positions,
-        CB=wide.channels,
-        num_warps=wide.warps,
-    )
-    return z, u, gram, mean, variance
+    scratch = (images * bands * blocks, 2 * band + 2 * halo + 9, tile.channels)
 
-
-def column_sums(matrices: Tensor, wrap: Wrap) -> Tensor:
-    """Sums over the first of three axes. torch.sum takes three times as long for a few thousand columns."""
-    rows, *shape = matrices.shape
-    columns = shape[0] * shape[1]
-    out = float_buffer(matrices, *shape)
-    wrap(sum_rows)[(-(-columns // 32),)](matrices, out, rows, columns, ROWS=128, COLUMNS=32, num_warps=8)
-    return out
-
-
-CHUNKS = 512  # programs that share the sums of the BN's backward pass, about four a multiprocessor
+    input_tile = input_tile or input_backward_tile(chs, positions, problem.dtype)
+    grid = (-(-positions // input_tile.positions), images, 1)
+    constants = problem.product_constants(input_tile) | {"STRIDE": problem.stride}
+    inputs = Launch(input_backward, grid, (height, width, bands), constants, input_tile)
+    chunks *= long_images
+    sum_chunks, sum_taps = sum_launch(chunks, 3 * chs, 3 * chs), sum_launch(images * bands, 9 * chs, chs)
+    return BackwardPlan(sums, sum_chunks, chunks, depthwise, bands, scratch, inputs, sum_taps)
 
 
 def training_backward(
-    dz: Tensor,
-    x: Tensor,
-    u: Tensor,
-    gram: Tensor,
-    mean: Tensor,
-    variance: Tensor,
-    weight: Tensor,
-    gamma: Tensor,
-    stride: int,
-    eps: float,
-    wrap: Wrap = straight,
-    tile: Tile | None = None,
-    input_tile: Tile | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
+    dz: Tensor, saved: Saved, stride: int, eps: float,
+    run: Run = run_again, tile: Tile | None = None, input_tile: Tile | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of x and weight, and (3, C): of beta, of gamma, and the sum of dz^2."""
-    dz = like(dz, x)
-    images, chs, height, width = x.shape
-    compact_chs = gram.shape[1]
-    last = is_channels_last(x)
-    long_images, positions = as_one_image(x)
-    wide = pass_tile(chs, positions)
-    chunk = wide.positions * -(-positions // (wide.positions * CHUNKS)) if long_images == 1 else positions
-    chunks = -(-positions // chunk)
-    partial_sums = float_buffer(x, long_images * chunks, 3, chs)
-    wrap(norm_backward_sums)[(chunks, -(-chs // wide.channels), long_images)](
-        dz,
-        u,
-        mean,
-        variance,
-        partial_sums,
-        positions,
-        chunk,
-        eps,
-        CHS=chs,
-        CHANNELS_LAST=last,
-        P=wide.positions,
-        CB=wide.channels,
-        num_warps=wide.warps,
-    )
-    sums = column_sums(partial_sums, wrap)  # (3, C): d_beta, d_gamma, sum of dz^2
+    x, u, gram, statistics, weight, gamma = saved
+    images, compact_chs, chs = gram.shape
+    problem = problem_of(x, compact_chs, stride, eps)
+    dz = dz.contiguous(memory_format=torch.channels_last if problem.channels_last else torch.contiguous_format)
+    plan, run = plan_for(backward_plan, run, x, (dz, u, weight, gamma), problem, tile, input_tile)
+    partial_sums = gram.new_empty((plan.chunks, 3, chs))
+    run(plan.sums, dz, u, statistics, partial_sums)
+    sums = gram.new_empty((3, chs))  # d_beta, d_gamma, sum of dz^2
+    run(plan.sum_chunks, partial_sums, sums)
 
-    tile = tile or depthwise_backward_tile(chs, height * width, x.dtype)
-    blocks = -(-chs // tile.channels)
-    bands, band, halo = banded(height * width, width, tile)
     dx = torch.empty_like(x)
-    d_gram = float_buffer(x, images, bands, compact_chs, chs)
-    d_taps = float_buffer(x, images * bands, 9, chs)
-    programs = images * bands * blocks
-    wrap(depthwise_backward)[(blocks, bands, images)](
-        dz,
-        u,
-        x,
-        gram,
-        weight,
-        gamma,
-        mean,
-        variance,
-        sums,
-        dx,
-        d_gram,
-        d_taps,
-        x.new_empty(programs, band + 2 * halo, tile.channels, dtype=product_dtype(x)),
-        x.new_empty(programs, band, tile.channels, dtype=product_dtype(x)),
-        x.new_empty(programs, 9, tile.channels, dtype=product_dtype(x)),
-        height,
-        width,
-        band,
-        halo,
-        images * height * width,
-        eps,
-        ROWS_BELOW,
-        CHS=chs,
-        COMPACT=compact_chs,
-        CHANNELS_LAST=last,
-        P=tile.positions,
-        CB=tile.channels,
-        RP=compact_width(compact_chs),
-        num_warps=tile.warps,
-        num_stages=tile.stages,
-    )
-    input_tile = input_tile or input_backward_tile(chs, height * width, x.dtype)
-    wrap(input_backward)[(-(-height * width // input_tile.positions), images)](
-        dz,
-        x,
-        gram,
-        d_gram,
-        dx,
-        height,
-        width,
-        bands,
-        CHS=chs,
-        COMPACT=compact_chs,
-        STRIDE=stride,
-        CHANNELS_LAST=last,
-        P=input_tile.positions,
-        CB=input_tile.channels,
-        RP=compact_width(compact_chs),
-        num_warps=input_tile.warps,
-        num_stages=input_tile.stages,
-    )
-    d_weight = column_sums(d_taps, wrap).t().contiguous().view(weight.shape)  # (9, C) -> (C, 1, 3, 3)
-    return dx, d_weight.to(weight.dtype), sums
+    d_gram = gram.new_empty((images, plan.bands, compact_chs, chs))
+    d_taps = gram.new_empty((images * plan.bands, 9, chs))
+    scratch = x.new_empty(plan.scratch, dtype=product_dtype(x))
+    run(plan.depthwise, dz, u, x, gram, weight, gamma, statistics, sums, dx, d_gram, d_taps, scratch)
+    run(plan.input, dz, x, gram, d_gram, dx)
+    d_weight = torch.empty_like(weight, memory_format=torch.contiguous_format)
+    run(plan.sum_taps, d_taps, d_weight)  # (9, C) -> (C, 1, 3, 3)
+    return dx, d_weight, sums

@@ -7,15 +7,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.library import triton_op, wrap_triton
+from torch.library import triton_op
 
 from autonl.nn.kernels import launch
 
 
 def inference(x: Tensor, weight: Tensor, bn: nn.BatchNorm2d, compact_chs: int, stride: int) -> Tensor:
     mean, variance, _ = running_statistics(bn)
-    arguments = (x, weight, bn.weight, bn.bias, mean, variance, compact_chs, stride, bn.eps)
-    return launch.inference(*arguments) if is_plain(x) else lightnl_inference(*arguments)
+    if is_plain(x):
+        return launch.inference(x, weight, (bn.weight, bn.bias, mean, variance), compact_chs, stride, bn.eps)
+    return lightnl_inference(x, weight, bn.weight, bn.bias, mean, variance, compact_chs, stride, bn.eps)
 
 
 def training(x: Tensor, weight: Tensor, bn: nn.BatchNorm2d, compact_chs: int, stride: int) -> Tensor:
@@ -24,9 +25,10 @@ def training(x: Tensor, weight: Tensor, bn: nn.BatchNorm2d, compact_chs: int, st
     if is_plain(x):
         return Training.apply(x, weight, bn.weight, bn.bias, running, momentum, compact_chs, stride, bn.eps)
     # an operator with a gradient must not change its inputs: the running statistics move out here
-    z, _, _, mean, variance = lightnl_training(x, weight, bn.weight, bn.bias, compact_chs, stride, bn.eps)
+    z, _, _, statistics = lightnl_training(x, weight, bn.weight, bn.bias, compact_chs, stride, bn.eps)
     count = x.shape[0] * x.shape[2] * x.shape[3]
     running_mean, running_variance, batches_tracked = running
+    mean, variance = statistics.unbind()
     with torch.no_grad():
         batches_tracked.add_(1)
         running_mean.lerp_(mean.to(running_mean.dtype), momentum)
@@ -62,57 +64,48 @@ class Training(torch.autograd.Function):
         stride: int,
         eps: float,
     ) -> Tensor:
-        z, *saved = launch.training(x, weight, gamma, beta, compact_chs, stride, eps, running, momentum)
-        ctx.save_for_backward(x, *saved, weight, gamma)
+        z, saved = launch.training(x, weight, gamma, beta, compact_chs, stride, eps, running, momentum)
+        ctx.save_for_backward(*saved)
         ctx.stride, ctx.eps = stride, eps
         return z
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dz: Tensor) -> tuple[Any, ...]:
-        x, u, gram, mean, variance, weight, gamma = ctx.saved_tensors
-        dx, d_weight, sums = launch.training_backward(
-            dz, x, u, gram, mean, variance, weight, gamma, ctx.stride, ctx.eps
-        )
-        return dx, d_weight, sums[1].to(gamma.dtype), sums[0].to(gamma.dtype), None, None, None, None, None
+        saved = launch.Saved(*ctx.saved_tensors)
+        dx, d_weight, sums = launch.training_backward(dz, saved, ctx.stride, ctx.eps)
+        return dx, d_weight, *norm_gradients(sums, saved.gamma), None, None, None, None, None
+
+
+def norm_gradients(sums: Tensor, gamma: Tensor) -> tuple[Tensor, Tensor]:
+    d_beta, d_gamma, _ = sums.unbind()
+    return d_gamma.to(gamma.dtype), d_beta.to(gamma.dtype)
 
 
 @triton_op("autonl::lightnl_inference", mutates_args=())
 def lightnl_inference(
-    x: Tensor,
-    weight: Tensor,
-    gamma: Tensor,
-    beta: Tensor,
-    mean: Tensor,
-    variance: Tensor,
-    compact_chs: int,
-    stride: int,
-    eps: float,
-) -> Tensor:
-    return launch.inference(x, weight, gamma, beta, mean, variance, compact_chs, stride, eps, wrap=wrap_triton)
+    x: Tensor, weight: Tensor, gamma: Tensor, beta: Tensor, mean: Tensor, variance: Tensor,
+    compact_chs: int, stride: int, eps: float,
+) -> Tensor:  # fmt: skip
+    norm = (gamma, beta, mean, variance)
+    return launch.inference(x, weight, norm, compact_chs, stride, eps, launch.run_traced)
 
 
 @triton_op("autonl::lightnl_training", mutates_args=())
 def lightnl_training(
     x: Tensor, weight: Tensor, gamma: Tensor, beta: Tensor, compact_chs: int, stride: int, eps: float
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    return launch.training(x, weight, gamma, beta, compact_chs, stride, eps, wrap=wrap_triton)
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    z, saved = launch.training(x, weight, gamma, beta, compact_chs, stride, eps, run=launch.run_traced)
+    return z, saved.u, saved.gram, saved.statistics
 
 
 @triton_op("autonl::lightnl_training_backward", mutates_args=())
 def lightnl_training_backward(
-    dz: Tensor,
-    x: Tensor,
-    u: Tensor,
-    gram: Tensor,
-    mean: Tensor,
-    variance: Tensor,
-    weight: Tensor,
-    gamma: Tensor,
-    stride: int,
-    eps: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    return launch.training_backward(dz, x, u, gram, mean, variance, weight, gamma, stride, eps, wrap=wrap_triton)
+    dz: Tensor, x: Tensor, u: Tensor, gram: Tensor, statistics: Tensor, weight: Tensor, gamma: Tensor,
+    stride: int, eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    saved = launch.Saved(x, u, gram, statistics, weight, gamma)
+    return launch.training_backward(dz, saved, stride, eps, launch.run_traced)
 
 
 def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -123,8 +116,7 @@ def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...])
 
 def backward(ctx: Any, dz: Tensor, *unused: Tensor) -> tuple[Any, ...]:
     dx, d_weight, sums = lightnl_training_backward(dz, *ctx.saved_tensors, ctx.stride, ctx.eps)
-    dtype = ctx.saved_tensors[-1].dtype
-    return dx, d_weight, sums[1].to(dtype), sums[0].to(dtype), None, None, None
+    return dx, d_weight, *norm_gradients(sums, ctx.saved_tensors[-1]), None, None, None
 
 
 lightnl_training.register_autograd(backward, setup_context=setup_context)
