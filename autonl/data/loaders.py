@@ -266,7 +266,15 @@ class Loaders:
         return PrefetchLoader(checked, self.view.mean, self.view.std, device=self.device, img_dtype=torch.float32)
 
 
+GRACE = 5  # seconds that a worker goes on for when it is told to end
+
+
 def leave_signals_to_the_main_process(worker: int) -> None:
-    """Ctrl-C and SIGTERM reach the whole group: the workers go on until the main process has saved its state."""
+    """Ctrl-C and SIGTERM reach the whole group: the workers go on until the main process has done its step and saved.
+
+    They do not ignore SIGTERM for good: at its exit the main process sends it to the workers that are left, and waits.
+    They leave with code 0, since torch raises an error in the main process for any other.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: signal.alarm(GRACE))
+    signal.signal(signal.SIGALRM, lambda *_: os._exit(0))
