@@ -11,6 +11,10 @@ from hypothesis import settings
 # Virtual machines announce AMX and then refuse its instructions (SIGILL in a bf16 product): oneDNN goes without.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 
+# Tracing on fake tensors (torch.export, torch.compile) pretends that there is a CUDA device; a first backward after it
+# starts autograd's threads for that device, and no forked child can train any more. A backward before it starts none.
+torch.ones(1, requires_grad=True).sum().backward()
+
 PROVE = os.environ.get("AUTONL_PROVE") == "1"
 SHARED_DATA = Path(__file__).parents[2] / "shared" / "data"  # real images and weights, beside the checkout
 
