@@ -7,27 +7,31 @@ A block is timed between two small convolutions, which are timed without it too:
 LightNL is the last part of a block and independent of those before it: it is timed behind the smallest block alone.
 Two whole networks of the space, the smallest and the largest, give what is left: the time of stem, head and
 classifier, and the factor by which a block inside a network, where caches are cold, is slower than alone.
+
+A machine does not keep its pace for the minutes that this takes. The smallest network is timed in turns with all
+others, and what it takes then against what it took first is taken out of their times.
 """
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Sequence
-from dataclasses import fields, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from torch import nn
 
 from autonl.arch.codec import block_to_string
-from autonl.arch.spec import ArchSpec, BlockSpec
+from autonl.arch.spec import BlockSpec
 from autonl.errors import AutoNLError
-from autonl.export.timing import interleaved
+from autonl.export.timing import Run, interleaved
 from autonl.latency import Shape, started
 from autonl.models import build
 from autonl.search.latency import LARGEST, SMALLEST, Place, Row, places, read_rows, refuse_other
 from autonl.search.space import Choice, Space
 
 NARROW = 8  # channels of the convolutions around a block
+REFERENCE = "reference"
 
 
 def candidates(space: Space, index: int) -> dict[str, BlockSpec]:
@@ -67,34 +71,58 @@ def measure(
     common = (space.name, space.resolution, runtime, threads)
     refuse_other(path, rows, *common)
     groups = [place for index, place in enumerate(places(space)) if place.index == index]
-    for done, place in enumerate(groups):
-        advance(done, len(groups) + 1)
-        if not any((row.in_chs, row.height, row.width, row.block) == first_of(space, place) for row in rows):
-            shape = (place.in_chs, place.height, place.width)
-            for text, milliseconds in time_group(space, place, runtime, threads, rounds).items():
-                rows.append(Row(*common, text, *shape, milliseconds))
+    size = space.spec(space.smallest).resolution
+    with started({SMALLEST: whole_network(space, space.smallest)}, runtime, threads) as reference:
+        if not rows:
+            rows = [Row(*common, SMALLEST, 3, *size, interleaved(reference, threads, rounds)[SMALLEST].low)]
+        paces = [row.milliseconds for row in rows if row.block == SMALLEST]
+        if not paces:
+            raise AutoNLError(f"{path}: has no line of the {SMALLEST}, which gives the pace; measure anew")
+        watch = Watch(reference[SMALLEST], paces[0], threads, rounds)
+        for done, place in enumerate(groups):
+            advance(done, len(groups) + 1)
+            if not any((row.in_chs, row.height, row.width, row.block) == first_of(space, place) for row in rows):
+                shape = (place.in_chs, place.height, place.width)
+                for text, milliseconds in time_group(space, place, runtime, watch).items():
+                    rows.append(Row(*common, text, *shape, milliseconds))
+                write_rows(path, rows)
+        advance(len(groups), len(groups) + 1)
+        if not any(row.block == LARGEST for row in rows):
+            with started({LARGEST: whole_network(space, space.largest)}, runtime, threads) as runs:
+                rows.append(Row(*common, LARGEST, 3, *size, watch.times(runs)[LARGEST]))
             write_rows(path, rows)
-    advance(len(groups), len(groups) + 1)
-    if not any(row.block == LARGEST for row in rows):
-        whole = {name: (build(spec), (3, *spec.resolution)) for name, spec in whole_networks(space).items()}
-        with started(whole, runtime, threads) as runs:
-            timings = interleaved(runs, threads, 2 * rounds)
-        rows += [Row(*common, name, 3, *whole[name][1][1:], timing.low) for name, timing in timings.items()]
-        write_rows(path, rows)
     advance(len(groups) + 1, len(groups) + 1)
     return rows
 
 
-def whole_networks(space: Space) -> dict[str, ArchSpec]:
-    return {SMALLEST: space.spec(space.smallest), LARGEST: space.spec(space.largest)}
+@dataclass(frozen=True)
+class Watch:
+    """Milliseconds at the pace that the machine had when the reference took `pace` of them.
+
+    The lower quartile is taken: it stands for a machine that does nothing else.
+    """
+
+    reference: Run
+    pace: float
+    threads: int
+    rounds: int
+
+    def times(self, runs: Mapping[str, Run]) -> dict[str, float]:
+        timings = interleaved({**runs, REFERENCE: self.reference}, self.threads, self.rounds)
+        return {name: timings[name].low * self.pace / timings[REFERENCE].low for name in runs}
+
+
+def whole_network(space: Space, choices: Sequence[Choice]) -> tuple[nn.Module, Shape]:
+    spec = space.spec(choices)
+    return build(spec), (3, *spec.resolution)
 
 
 def first_of(space: Space, place: Place) -> tuple[int, int, int, str]:
     return place.in_chs, place.height, place.width, next(iter(candidates(space, place.index)))
 
 
-def time_group(space: Space, place: Place, runtime: str, threads: int, rounds: int) -> dict[str, float]:
-    """The candidates of one place, timed in turns. The lower quartile stands for a machine that does nothing else."""
+def time_group(space: Space, place: Place, runtime: str, watch: Watch) -> dict[str, float]:
+    """The candidates of one place, timed in turns."""
     blocks = candidates(space, place.index)
     stride, out_chs = next((block.stride, block.out_chs) for block in blocks.values())
     shape: Shape = (NARROW, place.height, place.width)
@@ -102,10 +130,10 @@ def time_group(space: Space, place: Place, runtime: str, threads: int, rounds: i
     networks = {text: (between_convolutions(space, place.in_chs, block), shape) for text, block in blocks.items()}
     networks["in"] = (between_convolutions(space, place.in_chs, None), shape)
     networks["out"] = (between_convolutions(space, out_chs, None), behind)
-    with started(networks, runtime, threads) as runs:
-        timings = interleaved(runs, threads, rounds)
-    around = (timings["in"].low + timings["out"].low) / 2
-    return {text: timings[text].low - around for text in blocks}
+    with started(networks, runtime, watch.threads) as runs:
+        times = watch.times(runs)
+    around = (times["in"] + times["out"]) / 2
+    return {text: times[text] - around for text in blocks}
 
 
 def between_convolutions(space: Space, in_chs: int, block: BlockSpec | None) -> nn.Module:

@@ -42,6 +42,8 @@ SMALL = ArchSpec(
     activation="swish",
 )
 
+TINY = replace(SMALL, name="tiny", blocks=(SMALL.blocks[1],), resolution=(32, 32))
+
 
 def installed(name):
     form = importlib.import_module(f"autonl.export.to_{name}").FORMAT
@@ -116,21 +118,27 @@ def test_deploy_refuses(arguments, field):
 # -- files --
 
 
-@pytest.fixture
-def arch(tmp_path):
-    write_arch(SMALL, tmp_path / "arch.yaml")
-    return tmp_path / "arch.yaml"
+def written(spec, folder):
+    """(arch.yaml, a file of weights)"""
+    write_arch(spec, folder / "arch.yaml")
+    torch.save(awake(autonl.create_model(spec)).state_dict(), folder / "weights.pth")
+    return folder / "arch.yaml", str(folder / "weights.pth")
 
 
 @pytest.fixture
-def weights(tmp_path):
-    torch.save(awake(autonl.create_model(SMALL)).state_dict(), tmp_path / "weights.pth")
-    return str(tmp_path / "weights.pth")
+def small(tmp_path):
+    return written(SMALL, tmp_path)
+
+
+@pytest.fixture
+def tiny(tmp_path):
+    return written(TINY, tmp_path)
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("name", [installed(name) for name in FORMATS])
-def test_an_exported_file_is_the_network(arch, weights, tmp_path, name, dynamic):
+def test_an_exported_file_is_the_network(small, tmp_path, name, dynamic):
+    arch, weights = small
     form = open_format(name)
     out = tmp_path / "out" / f"small{form.suffix}"
     request = Request(name, out, (60, 52), dynamic, count=10, weights=weights)
@@ -155,8 +163,9 @@ def test_an_exported_file_is_the_network(arch, weights, tmp_path, name, dynamic)
 
 
 @pytest.mark.parametrize("name", [installed("onnx")])
-def test_the_script_sees_what_the_network_sees(arch, weights, tmp_path, name):
+def test_the_script_sees_what_the_network_sees(tiny, tmp_path, name):
     """In a process that knows nothing of autonl; the picture is prepared as timm does it."""
+    arch, weights = tiny
     export(arch, Request(name, tmp_path / "small.onnx", count=1, weights=weights))
     pixels = np.random.default_rng(0).integers(0, 255, (90, 140, 3)).astype(np.uint8)
     Image.fromarray(pixels).save(tmp_path / "picture.png")
@@ -176,7 +185,8 @@ def test_the_script_sees_what_the_network_sees(arch, weights, tmp_path, name):
     assert "autonl" not in script
 
 
-def test_a_wrong_file_is_not_kept(arch, weights, tmp_path, monkeypatch):
+def test_a_wrong_file_is_not_kept(tiny, tmp_path, monkeypatch):
+    arch, weights = tiny
     pytest.importorskip("onnxruntime")
     honest = export_run.deploy
 
@@ -223,8 +233,9 @@ def test_images_to_judge_by():
 
 
 @pytest.mark.parametrize("name", [installed("onnx"), installed("openvino")])
-def test_int8(tmp_path, name, weights, arch, monkeypatch):
+def test_int8(small, tmp_path, name, monkeypatch):
     """Images in class folders; int8 of a random network may name other classes, but the file must be smaller."""
+    arch, weights = small
     monkeypatch.setattr(judging, "INT8_AGREEMENT", 0.0)
     generator = np.random.default_rng(0)
     for label in "ab":

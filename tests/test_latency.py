@@ -1,6 +1,7 @@
 """Milliseconds: the table's sum is the cost it claims to be, its file is refused where it does not fit."""
 
 import dataclasses
+import itertools
 import random
 
 import pytest
@@ -39,9 +40,10 @@ def reached(space, choices):
 
 @pytest.fixture
 def macs_for_milliseconds(monkeypatch):
-    """A machine on which a block takes 2 ms a MAC, a network twice as long a block and 7 ms more."""
+    """A machine on which a block takes 2 ms a MAC, a network 4 ms and 7 ms more, and that gets slower and slower."""
+    paces = itertools.count(1)
 
-    def time_group(space, place, runtime, threads, rounds):
+    def time_group(space, place, runtime, watch):
         times = {}
         for text, block in latency_table.candidates(space, place.index).items():
             spec = dataclasses.replace(space.spec(space.largest), blocks=(block,), stem_chs=place.in_chs)
@@ -53,6 +55,10 @@ def macs_for_milliseconds(monkeypatch):
         times = {name: 7 + 4 * count_macs(network.spec) for name, (network, _) in networks.items()}
         return Runs(times)
 
+    def interleaved(times, threads, rounds):
+        pace = next(paces)
+        return {name: timing_of([pace * time]) for name, time in times.items()}
+
     class Runs(dict):
         def __enter__(self):
             return self
@@ -62,9 +68,7 @@ def macs_for_milliseconds(monkeypatch):
 
     monkeypatch.setattr(latency_table, "time_group", time_group)
     monkeypatch.setattr(latency_table, "started", whole_times)
-    monkeypatch.setattr(
-        latency_table, "interleaved", lambda times, *more: {name: timing_of([t]) for name, t in times.items()}
-    )
+    monkeypatch.setattr(latency_table, "interleaved", interleaved)
 
 
 @pytest.mark.parametrize(
@@ -119,7 +123,7 @@ def test_measure_and_resume(tmp_path, monkeypatch):
         measured = next(row.milliseconds for row in rows if row.block == name)
         assert cost(reached(SPACE, choices)).item() == pytest.approx(measured)
     lines = path.read_text().splitlines()
-    path.write_text("\n".join(lines[:7]) + "\n")  # stopped behind the first place
+    path.write_text("\n".join(lines[:8]) + "\n")  # stopped behind the first place
     with pytest.raises(AutoNLError, match=r"is not finished; go on with: autonl measure --resume"):
         TableCost(SPACE, path)
     groups = []

@@ -5,18 +5,18 @@ import json
 import pytest
 
 from autonl.arch.codec import write_arch
-from tests.test_export import SMALL
+from tests.test_export import TINY
 
 pytest.importorskip("onnxruntime")
 
 
 def test_export(autonl, tmp_path):
-    write_arch(SMALL, tmp_path / "arch.yaml")
-    out = tmp_path / "small.onnx"
+    write_arch(TINY, tmp_path / "arch.yaml")
+    out = tmp_path / "tiny.onnx"
     code, text, err = autonl("export", tmp_path / "arch.yaml", "--out", out, "--count", 3)
     assert code == 0
     assert "has no weights; the file holds fresh ones" in err
-    assert f"next: python {tmp_path / 'small_onnx.py'} IMAGE" in text
+    assert f"next: python {tmp_path / 'tiny_onnx.py'} IMAGE" in text
     code, text, _ = autonl("export", tmp_path / "arch.yaml", "--out", out, "--count", 3, "--json")
     result = json.loads(text)
     assert (code, result["verdict"]["agreement"], result["outside"]) == (0, 1.0, [])
