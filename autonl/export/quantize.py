@@ -19,7 +19,8 @@ QUANTIZED = ("onnx", "openvino")
 def quantize(form: str, path: Path, images: Iterable[np.ndarray], folder: Path) -> None:
     """Replace the float file by one whose convolutions and linear layers are int8.
 
-    LightNL's products stay in float: their factors span orders of magnitude and they are a few percent of the MACs.
+    LightNL's products are left as they are: their factors span orders of magnitude, and they are a few percent of the
+    MACs. ONNX Runtime still takes the first of them to int8 by itself where its factors come out of int8.
     """
     if form not in QUANTIZED:
         refuse("--quantize", form, f"int8 with --format {' or '.join(QUANTIZED)}")
