@@ -222,6 +222,9 @@ def test_verdicts():
     nowhere = judge(model, lambda images: images * np.nan, batch, 2, False)
     assert nowhere.problem(quantized=False)
     assert Verdict(3, 1e-5, 1.0).problem(quantized=False) is None
+    lost = [(torch.tensor([[2.0, 1.0], [0.0, torch.nan]]), torch.tensor([0, 0]))]
+    with pytest.raises(AutoNLError, match="own logits are not finite on 1 of 2 images"):
+        judge(model, off, lost, 2, False)
 
 
 def test_images_to_judge_by():

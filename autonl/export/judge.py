@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from autonl.data.memory import Batch
+from autonl.errors import AutoNLError
 from autonl.export.formats import Running
 
 TOLERANCE = 1e-4  # of the largest logit
@@ -51,6 +52,9 @@ def judge(model: nn.Module, running: Running, batches: Iterable[Batch], most: in
         for part in parts_of(images.numpy(), (1, 2, 3) if dynamic_batch else (1,)):
             theirs.append(running(part))
     eager, file, label = np.concatenate(ours), np.concatenate(theirs), np.concatenate(labels)  # (N, classes) x 2, (N,)
+    lost = int((~np.isfinite(eager)).any(1).sum())
+    if lost:
+        raise AutoNLError(f"the network's own logits are not finite on {lost} of {len(eager)} images; train it anew")
     largest = float(np.abs(eager).max())
     difference = float(np.abs(file - eager).max()) / largest if np.isfinite(file).all() else float("inf")
     rows, first = np.arange(len(eager)), file.argmax(1)
