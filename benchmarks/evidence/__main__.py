@@ -38,7 +38,7 @@ def main() -> None:
     parser.add_argument("suites", nargs="+", choices=SUITES, metavar="SUITE", help=", ".join(SUITES))
     parser.add_argument("--data", help="an unpacked set with train/ and val/")
     parser.add_argument("--voc", help="the folder that holds VOCdevkit, for segmentation")
-    parser.add_argument("--only", default="", help="jobs whose key SUITE/NAME/SEED contains this")
+    parser.add_argument("--only", action="append", help="jobs whose key SUITE/NAME/SEED contains this; in this order")
     parser.add_argument("--max-minutes", type=float, default=1e9, help="start no job that could end later")
     parser.add_argument("--at-once", type=int, default=1, help="jobs side by side: a GPU is idle between short kernels")
     parser.add_argument("--out", type=Path, default=RESULTS, help="where the CSVs are read and written")
@@ -47,7 +47,9 @@ def main() -> None:
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--job", help=argparse.SUPPRESS)  # one job, its row on standard output as JSON
     arguments = parser.parse_args()
-    jobs = [job for suite in arguments.suites for job in SUITES[suite]() if arguments.only in job.key]
+    jobs = [job for suite in arguments.suites for job in SUITES[suite]()]
+    if arguments.only:
+        jobs = list(dict.fromkeys(job for part in arguments.only for job in jobs if part in job.key))
     command = shlex.join(["python", "-m", "benchmarks.evidence", *sys.argv[1:]])
     if arguments.smoke:
         smoke(jobs, command)

@@ -76,6 +76,12 @@ CLAIMS = (
     Claim("segmentation", "A backbone with LightNL is at least 1.0 mIoU better", "+ LightNL", "MobileNetV2", 1.0),
 )
 
+# The same run in another suite's table: {suite: {name there: name in suite gain}}
+SHARED = {
+    "search": {"MobileNetV2-LightNL": "+ LightNL", "MobileNetV2": "MobileNetV2"},
+    "table2": {"none": "MobileNetV2", "lightnl": "+ LightNL"},
+}
+
 TITLES = {
     "gain": "Does LightNL help, and is it the affinity?",
     "search": "Does the search find better networks, at the MACs of MobileNetV2 1.0?",
@@ -146,6 +152,8 @@ def section(suite: str) -> list[str]:
     rows = read(suite)
     if not rows:
         return []
+    for name, there in SHARED.get(suite, {}).items():
+        rows += [row | {"job": name} for row in read("gain") if row["job"] == there]
     metric = {"tuning": "selection_top1", "segmentation": "miou"}.get(suite, "top1")
     found = groups(rows, metric)
     columns = {"MACs (M)": span("macs", 1e6), "params (M)": span("params", 1e6)}
