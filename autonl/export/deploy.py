@@ -121,7 +121,9 @@ class DeployedLightNL(nn.Module):
         """x_c over |x_sc|^2 / C_r, where LightNL is divided by its energy."""
         if not self.energy:
             return x_c
-        return x_c / ((x_sc * x_sc).sum((1, 2), keepdim=True) / self.compact_chs + EPSILON)
+        # LightNL adds its epsilon to the energy of x_s (H W)^(-1/3); x_s is not scaled here
+        epsilon = EPSILON * (self.size[0] * self.size[1]) ** (2 / 3)
+        return x_c / ((x_sc * x_sc).sum((1, 2), keepdim=True) / self.compact_chs + epsilon)
 
     def channels_last(self, x: Tensor, x_s: Tensor) -> Tensor:
         """The same with every matrix transposed."""
