@@ -3,11 +3,11 @@
 Through `python -m benchmarks.lightnl --settle`. Rows are written as they come, so that a call that is cut short leaves
 what it found:
 
-    settle_errors.csv   every shape in every dtype, forward and all gradients against float64, twice: through Triton's
-                        binder and without it; then the shapes' alternative tiles in bfloat16
     settle_tiles.csv    times in a CUDA graph of the chosen tile, which comes first, and its alternatives: inference at
                         batch 256 with its limit, forward and backward of training at batch 512
     settle_python.csv   the step as a user runs it, with the kernels and plain: what launches cost
+    settle_errors.csv   every shape in every dtype, forward and all gradients against float64, twice: through Triton's
+                        binder and without it; then the shapes' alternative tiles in bfloat16
 """
 
 from __future__ import annotations
@@ -48,22 +48,21 @@ class Rows(list[dict[str, Any]]):
 def settle(folder: Path, seconds: float) -> None:
     """All of it, in the order of what matters most; nothing new is begun after so many seconds."""
     deadline = time.monotonic() + seconds
-    compile_ahead(compile_all, [(shape, dtype) for shape in SHAPES for dtype in BOUNDS])
-    print(f"compiled, {deadline - time.monotonic():.0f} s left", flush=True)
     torch.manual_seed(0)
     found = Rows("settle_errors", folder)
     times = Rows("settle_tiles", folder)
     python = Rows("settle_python", folder)
-    work = [(check, (shape, found)) for shape in SHAPES]
-    work += [(check_alternatives, (shape, found)) for shape in SHAPES]
-    work += [(time_inference, (shape, times)) for shape in SHAPES]
-    work += [(time_steps, (shape, python)) for shape in SHAPES]
-    work += [(time_training, (shape, times)) for shape in SHAPES]
-    for function, arguments in work:
-        if time.monotonic() > deadline:
-            print(f"out of time before {function.__name__} {arguments[0]}")
-            break
-        function(*arguments)
+    timed = ((time_inference, times), (time_training, times), (time_steps, python))
+    first = [(function, (shape, rows)) for function, rows in timed for shape in SHAPES]
+    then = [(function, (shape, found)) for function in (check, check_alternatives) for shape in SHAPES]
+    for dtypes, work in ((["bfloat16"], first), (["float32", "float16"], then)):
+        compile_ahead(compile_all, [(shape, dtype) for shape in SHAPES for dtype in dtypes])
+        print(f"compiled, {deadline - time.monotonic():.0f} s left", flush=True)
+        for function, arguments in work:
+            if time.monotonic() > deadline:
+                print(f"out of time before {function.__name__} {arguments[0]}")
+                break
+            function(*arguments)
     print_best(times)
     wrong = [row for row in found if row["worst"] >= BOUNDS[row["dtype"]]]
     print(f"{len(wrong)} of {len(found)} rows are beyond their bound:", *wrong, sep="\n")

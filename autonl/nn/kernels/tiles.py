@@ -71,31 +71,31 @@ def pass_tile(chs: int, positions: int) -> Tile:
 
 
 def forward_alternatives(chs: int, positions: int) -> list[Tile]:
-    """Tiles for 16-bit inputs that may beat `forward_tile`: `benchmarks.lightnl --settle` times them.
-
-    What speaks for them stands in the compiler's report for sm_90. On maps above 32 x 32 the 256 programs of
-    gram_kernel fill a fifth of the GPU: more parts. On 7 x 7 maps G of 80 compact channels is padded to 128 rows and
-    takes 125 registers a thread, the spatial form 80. Small steps of the depthwise kernel save up to a third of them.
-    """
+    """Tiles for 16-bit inputs that may beat `forward_tile`: `benchmarks.lightnl --settle` times them."""
     chosen = forward_tile(chs, positions, torch.bfloat16)
-    steps = [replace(chosen, step=step) for step in (16, 32) if step < chosen.positions]
     if positions <= 64:
-        spatial = replace(chosen, spatial=True, step=16)
-        narrow = replace(spatial, channels=32)
-        found = [spatial, replace(spatial, step=32), replace(spatial, step=0), narrow, replace(narrow, step=32)]
-        return unique([*found, replace(spatial, warps=8), *steps, replace(chosen, warps=8)])
+        spatial = replace(chosen, spatial=True, step=32)
+        return [
+            spatial,
+            replace(spatial, step=16),
+            replace(spatial, positions=64, channels=32),
+            replace(chosen, step=16),
+        ]
     if positions <= 256:
-        return [*steps, replace(chosen, gram_parts=1, step=16), replace(chosen, bands=2, gram_parts=1, step=16)]
+        return [replace(chosen, step=128), replace(chosen, stages=3), replace(chosen, warps=8)]
     if positions <= 1024:
-        short = replace(chosen, positions=64, step=16)
-        wide = replace(short, channels=power_of_two(chs, 16, 64))
-        found = [replace(form, bands=bands, gram_parts=2) for form in (short, wide) for bands in (2, 4)]
-        return unique([*steps, replace(chosen, stages=4), replace(short, warps=2), *found])
-    shares = [replace(chosen, gram_parts=parts) for parts in (2, 4, 7)]
-    found = [replace(shares[1], step=step) for step in (16, 32)]
-    found += [replace(shares[2], step=16), replace(shares[1], gram_positions=256, gram_stages=2, step=16)]
-    found += [replace(found[0], bands=bands) for bands in (7, 25)]
-    return [*shares, *found, replace(chosen, gram_positions=256), replace(chosen, gram_stages=4)]
+        long = [replace(chosen, step=256), replace(chosen, warps=8), replace(chosen, positions=256, warps=8)]
+        shared = [replace(chosen, bands=bands, gram_parts=parts) for bands, parts in ((1, 1), (2, 1), (2, 2), (4, 2))]
+        whole = [replace(chosen, positions=64, channels=64, bands=bands, gram_parts=1) for bands in (3, 4, 7)]
+        wide = replace(chosen, channels=32, bands=2, gram_parts=1)
+        return unique([*long, *shared, *whole, wide, replace(wide, warps=8), replace(shared[1], step=256)])
+    shared = replace(chosen, gram_parts=2, gram_positions=256)
+    found = [replace(shared, bands=bands) for bands in (7, 13, 25, 49)]
+    found += [replace(shared, step=128), replace(shared, step=128, warps=8), replace(shared, warps=2)]
+    found += [replace(shared, positions=128, bands=bands) for bands in (7, 13, 25)]
+    found += [replace(shared, positions=128, warps=8), replace(shared, stages=2), replace(shared, gram_stages=2)]
+    found += [replace(shared, channels=16), replace(shared, channels=16, positions=128), replace(shared, gram_parts=4)]
+    return found
 
 
 def unique(tiles: list[Tile]) -> list[Tile]:
