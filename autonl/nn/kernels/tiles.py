@@ -105,9 +105,9 @@ def unique(tiles: list[Tile]) -> list[Tile]:
 def backward_alternatives(chs: int, positions: int) -> list[Tile]:
     """The same for `depthwise_backward_tile`."""
     chosen = depthwise_backward_tile(chs, positions, torch.bfloat16)
-    found = [replace(chosen, step=step) for step in (16, 32) if step < chosen.positions]
-    if chosen.channels > 32:
-        found += [replace(chosen, channels=32, step=step) for step in (16, 32)]
-    if positions > 256:
-        found += [replace(found[0], bands=2 * chosen.bands)]
+    found = [replace(chosen, step=32), replace(chosen, warps=8), replace(chosen, stages=2)]
+    if positions > 64:
+        found += [replace(chosen, step=2 * chosen.positions), replace(chosen, bands=2 * chosen.bands)]
+    if positions > 1024:
+        found += [replace(chosen, bands=2 * chosen.bands, step=128), replace(chosen, positions=128)]
     return found
