@@ -52,8 +52,8 @@ class Cost(nn.Module):
             [
                 [
                     [
-                        nonlocal_macs("lightnl", LightNLSpec(ratio, stride), layer.out_chs, layer.height, layer.width)
-                        for stride in space.strides
+                        nonlocal_macs(space.operator, place, layer.out_chs, layer.height, layer.width)
+                        for place in (LightNLSpec(ratio, stride) for stride in space.strides)
                     ]
                     for ratio in space.ratios
                 ]

@@ -86,5 +86,6 @@ def affinity_distances(grams: list[Tensor], counts: list[int], compact: list[int
 
 
 def group_means(values: Tensor, ends: list[int]) -> Tensor:
-    """The mean of each stretch between nested prefixes."""
-    return torch.stack([values[start:end].mean() for start, end in itertools.pairwise([0, *ends])])
+    """The mean of each stretch between nested prefixes; 0 where two of them coincide, as near ratios of few do."""
+    stretches = [values[start:end] for start, end in itertools.pairwise([0, *ends])]
+    return torch.stack([stretch.mean() if len(stretch) else values.new_zeros(()) for stretch in stretches])

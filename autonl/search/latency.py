@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -73,9 +74,12 @@ def read_rows(path: Path) -> list[Row]:
         try:
             whole = {name: int(line[name]) for name in ("threads", "in_chs", "height", "width")}
             text = {name: line[name] for name in ("space", "resolution", "runtime", "block")}
-            rows.append(Row(**text, **whole, milliseconds=float(line["milliseconds"])))  # type: ignore[arg-type]
+            row = Row(**text, **whole, milliseconds=float(line["milliseconds"]))  # type: ignore[arg-type]
         except (KeyError, TypeError, ValueError):
             raise AutoNLError(f"{path}: line {number} is not {','.join(names)}; autonl measure writes it") from None
+        if not math.isfinite(row.milliseconds):
+            raise AutoNLError(f"{path}: line {number} has {row.milliseconds} milliseconds; measure anew")
+        rows.append(row)
     return rows
 
 
@@ -134,16 +138,21 @@ class TableCost(nn.Module):
         self.register_buffer("residual", torch.tensor(residual, dtype=torch.float64), persistent=False)
         self.register_buffer("compact", torch.tensor(compact, dtype=torch.float64), persistent=False)
         self.register_buffer("fixed", torch.zeros((), dtype=torch.float64), persistent=False)
-        self.calibrate(space, networks)
+        self.calibrate(space, networks, path)
 
     @torch.no_grad()
-    def calibrate(self, space: Space, networks: dict[str, float]) -> None:
+    def calibrate(self, space: Space, networks: dict[str, float], path: Path) -> None:
         """T = fixed + factor * (sum of its blocks), so that both whole networks come out as they were measured."""
         columns = Columns.of(space)
         sums = [
             float(self.blocks(Reached.by(from_choices(choices, columns).double(), columns)).sum())
             for choices in (space.smallest, space.largest)
         ]
+        if not (0 < networks[SMALLEST] < networks[LARGEST] and sums[0] < sums[1]):
+            raise AutoNLError(
+                f"{path}: makes no sense: the smallest network takes {networks[SMALLEST]:g} ms, the blocks in it "
+                f"{sums[0]:g}; the largest network {networks[LARGEST]:g}, its blocks {sums[1]:g}; measure anew"
+            )
         factor = (networks[LARGEST] - networks[SMALLEST]) / (sums[1] - sums[0])
         self.residual *= factor
         self.compact *= factor

@@ -9,12 +9,14 @@ from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 
-from autonl.arch.codec import block_from_string, resolution_from
+from autonl.arch.codec import block_from_string, block_to_string, resolution_from
 from autonl.arch.spec import ArchSpec, BlockSpec, LightNLSpec, divisible
 from autonl.errors import AutoNLError, refuse, refuse_name
 from autonl.train.config import from_dict, read_yaml
 
 SPACES = tuple(sorted(p.name.removesuffix(".yaml") for p in (resources.files(__package__) / "spaces").iterdir()))
+
+SEARCHED_OPERATORS = ("lightnl", "lightnl_energy")  # those whose smaller candidates the super-network has as masks
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,8 @@ class Space:
                 refuse("strides", self.strides, "from large to small, each a multiple of the next, such as [2, 1]")
         if any(expand < 2 for expand in self.expands):
             refuse("expands", self.expands, "expansions of 2 and more")
+        if self.operator not in SEARCHED_OPERATORS:
+            refuse("operator", self.operator, ", ".join(SEARCHED_OPERATORS))
         for stage in self.stages:
             if stage[2] < 1:
                 refuse("stages", stage, "channels, stride of the first block, at least one block")
@@ -146,13 +150,12 @@ class Space:
         """The space with its channels times `width`, by the rule of ArchSpec.scaled."""
         first = self.spec(self.smallest).scaled(width)
         stages = tuple((divisible(chs * width), stride, depth) for chs, stride, depth in self.stages)
-        block = first.blocks[0]
         return replace(
             self,
             name=first.name,
             stem=first.stem_chs,
             head=first.head_chs,
-            first=f"k{block.kernel}_s{block.stride}_e{block.expand}_c{block.out_chs}",
+            first=block_to_string(first.blocks[0]),
             stages=stages,
         )
 

@@ -1,7 +1,10 @@
+import math
+from dataclasses import replace
+
 import pytest
 import torch
 
-from autonl.search.evidence import affinity_distances
+from autonl.search.evidence import FLOOR, affinity_distances
 from autonl.search.gates import MARGIN_LIMIT, Gates
 from tests.conftest import prove
 from tests.search.test_supernet import SMALL, trained
@@ -153,6 +156,18 @@ def test_distances_equal_the_explicit_matrices(seed):
 
 def frobenius(matrices):
     return torch.linalg.matrix_norm(matrices)
+
+
+def test_candidates_that_coincide_speak_for_none_of_them():
+    """SE of 0.05 and of 0.1 is one hidden unit on 8 and on 16 channels, one and two on 24."""
+    supernet = trained(replace(SMALL, se=(0.05, 0.1)))
+    supernet.observing = True
+    supernet(torch.randn(2, 3, 20, 28))
+    evidence = supernet.gates.evidence
+    assert evidence.isfinite().all()
+    wider = evidence[:, supernet.gates.columns.se][:, 1]
+    assert wider[:4].tolist() == pytest.approx([math.log(FLOOR)] * 4)
+    assert (wider[4:] > math.log(FLOOR)).all()
 
 
 def test_the_smallest_sufficient_candidate_is_taken():

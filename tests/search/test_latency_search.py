@@ -1,6 +1,8 @@
 """A search to a budget of milliseconds, by a table that was made up rather than measured."""
 
+import math
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,7 +12,7 @@ from autonl.arch.codec import block_from_string
 from autonl.latency_table import candidates, write_rows
 from autonl.search.budget import parse_latency
 from autonl.search.gates import Reached, from_choices
-from autonl.search.latency import LARGEST, SMALLEST, Row, TableCost, places
+from autonl.search.latency import LARGEST, SMALLEST, Row, TableCost, places, read_rows
 from autonl.search.space import load_space
 from autonl.search.supernet import SuperNet
 from tests.search.test_search import run_search
@@ -64,6 +66,24 @@ def test_the_found_network_is_as_fast_as_asked_for(table, tmp_path):
     assert found.budget == pytest.approx(wanted)
     assert 0.99 * wanted <= total(found.spec) <= wanted
     assert found.result.history[-1]["train_milliseconds"] > 0
+
+
+@pytest.mark.parametrize(
+    ("block", "time", "message"),
+    [
+        (LARGEST, 0.5, "table.csv: makes no sense: the smallest network takes .* the largest network 0.5"),
+        (SMALLEST, -1.0, "table.csv: makes no sense"),
+        (None, -1.0, "table.csv: makes no sense"),
+        (SMALLEST, math.inf, "has inf milliseconds"),
+        ("k3_s2_e2_c24", math.nan, "line 2 has nan milliseconds"),
+    ],
+)
+def test_a_table_that_makes_no_sense_is_refused(block, time, message, table):
+    """A time that is none; the largest network faster than the smallest; blocks (None: all) that take time away."""
+    wrong = [block] if block else list({row.block for row in read_rows(table)} - {SMALLEST, LARGEST})
+    write_rows(table, [replace(r, milliseconds=time) if r.block in wrong else r for r in read_rows(table)])
+    with pytest.raises(AutoNLError, match=message):
+        TableCost(SPACE, table)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from autonl.arch.macs import count_macs
+from autonl.errors import AutoNLError
 from autonl.search.derive import derive
 from autonl.search.gates import Reached, from_choices, to_choices
 from autonl.search.space import Choice, Space, load_space
@@ -107,6 +108,19 @@ def test_published_sizes_of_the_space():
     for millions, (spec, resolution) in figures.items():
         assert round(count_macs(spec, resolution) / 1e6, 2) == millions
     assert len(space.skeleton) == 21
+
+
+def test_a_scaled_space_keeps_all_of_its_first_block():
+    space = replace(SMALL, first="k5_s1_e1_c8_se0.25_nl0.25/2").scaled(2)
+    assert space.first == "k5_s1_e1_c16_se0.25_nl0.25/2"
+    assert [chs for chs, *_ in space.stages] == [32, 48, 64]
+
+
+@pytest.mark.parametrize("operator", ["wang", "eq9", "depthwise", "lightnls"])
+def test_a_space_of_another_operator_is_refused(operator, tmp_path):
+    (tmp_path / "own.yaml").write_text(f"name: own\nfirst: k3_s1_e1_c8\nstages: [[8, 1, 1]]\noperator: {operator}\n")
+    with pytest.raises(AutoNLError, match=f"own.yaml: operator: '{operator}' is .* allowed: lightnl, lightnl_energy"):
+        load_space(str(tmp_path / "own.yaml"))
 
 
 def test_a_closed_gate_is_the_identity_bit_for_bit():
