@@ -47,7 +47,8 @@ class Search(Task):
         self.warmup_end: int | None = None  # the step at which the gates began to act
         self.task_was_learned = False  # by then
         self.warmup_epochs = 0
-        self.smoothed = torch.tensor(math.log(supernet.space.classes))  # the loss, averaged over steps
+        self.smoothed = torch.tensor(math.log(supernet.space.classes))  # the warm-up's loss, averaged over steps
+        self.log_cost = torch.tensor(0.0)  # of the last step
         self.margins: list[Tensor] = []  # at the end of every epoch
         self.last_decisions: Tensor | None = None
         self.calibrated = False
@@ -71,10 +72,10 @@ class Search(Task):
         self.supernet.observing = False
         log_cost = self.supernet.cost(self.supernet.reached(gates.probabilities())).log()
         weight = self.weight().to(log_cost)
-        with torch.no_grad():
-            self.smoothed = self.smoothed.to(task_loss.device).lerp(task_loss.detach().float(), 0.02)
-            if self.dual and gates.mode != "open":
-                self.dual.update(log_cost)
+        self.log_cost = log_cost.detach()
+        if gates.mode == "open":
+            loss = mean_of_processes(task_loss.detach().float())
+            self.smoothed = self.smoothed.to(loss.device).lerp(loss, 0.02)
         # as a share of the largest network: a constant, which no gradient sees
         cost_loss = (weight if gates.mode != "open" else 0 * weight) * (log_cost - self.log_largest)
         return {
@@ -87,6 +88,8 @@ class Search(Task):
     def after_step(self, module: nn.Module, step: int) -> None:
         if self.supernet.gates.mode != "open":
             self.supernet.gates.clamp()
+            if self.dual:
+                self.dual.update(self.log_cost)
 
     def metrics(self) -> MetricCollection:
         self.calibrated = False
@@ -133,6 +136,7 @@ class Search(Task):
         self.warmup_end, self.smoothed = state["warmup_end"], state["smoothed"]
         self.task_was_learned, self.warmup_epochs = state["task_was_learned"], state["warmup_epochs"]
         self.margins, self.last_decisions = state["margins"], state["last_decisions"]
+        self.set_mode()  # a search that goes on behind its last epoch takes no step that would
 
     # -- the phases --
 
@@ -148,7 +152,7 @@ class Search(Task):
             self.warmup_end = step
             gates.start()
         gates.choices = None
-        gates.mode = "open" if self.warmup_end is None else "sample"
+        self.set_mode()
         self.supernet.observing = step % self.settings.observe_steps == 0
         if self.warmup_end is not None:
             hot, cold = self.settings.temperature
@@ -156,18 +160,25 @@ class Search(Task):
             gates.temperature = hot * (cold / hot) ** done
             gates.generator.manual_seed(derive_seed("gates", self.config.seed, step))
 
+    def set_mode(self) -> None:
+        self.supernet.gates.mode = "open" if self.warmup_end is None else "sample"
+
     def warmup_is_over(self, step: int) -> bool:
         """When the task is being learned, or its time is up. Looked at now and then: it waits for the device."""
         least, most = (share * self.total_steps for share in self.settings.warmup)
         if step < least or (step % 10 and step < most):
             return False
-        smoothed = self.smoothed.clone()
-        if world_size() > 1:
-            torch.distributed.all_reduce(smoothed)
-            smoothed /= world_size()
         chance = math.log(self.supernet.space.classes)
-        self.task_was_learned = smoothed.item() < self.settings.learned * chance
+        self.task_was_learned = self.smoothed.item() < self.settings.learned * chance
         return self.task_was_learned or step >= most
+
+
+def mean_of_processes(value: Tensor) -> Tensor:
+    if world_size() == 1:
+        return value
+    total = value.clone()
+    torch.distributed.all_reduce(total)
+    return total / world_size()
 
 
 def world_size() -> int:

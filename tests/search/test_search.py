@@ -4,6 +4,7 @@ import json
 import math
 import os
 import random
+import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from autonl.search.gates import Reached
 from autonl.search.run import search
 from autonl.search.space import Space, load_space
 from autonl.search.supernet import SuperNet
+from autonl.search.task import Search
 from autonl.train.config import load_config
 from autonl.weights import load
 from tests.conftest import PROVE, prove
@@ -124,6 +126,8 @@ def test_landing_keeps_what_the_gates_value_most():
         ("1", "--macs: '1' is not allowed"),
         ("many", "MACs such as 300M, or a share of the largest network"),
         ("-5%", "MACs such as 300M"),
+        ("9" * 400, "allowed: 102.53M to 548.59M"),
+        ("9" * 400 + "%", "allowed: 102.53M to 548.59M"),
     ],
 )
 def test_a_budget_outside_the_space_is_refused_with_the_range(text, message):
@@ -159,6 +163,30 @@ def test_random_networks_cost_the_budget():
     assert len({spec.blocks for spec in drawn}) == 3
 
 
+def test_dual_ascent_takes_one_step_an_optimiser_step():
+    """Whatever the number of rounds of forward and backward in it."""
+    steady = []
+    for rounds in (1, 3):
+        task = task_of(load_config("demo", ["search.warmup=[0,0]", "search.observe_steps=1000"], SearchConfig), 200_000)
+        for step in (1, 2):
+            for _ in range(rounds):
+                task.step(task.supernet, some_digits(), step)
+            task.after_step(task.supernet, step)
+        steady.append(task.dual.steady.item())
+    assert steady[0] == steady[1] > 0
+
+
+def task_of(config, budget=None):
+    supernet = SuperNet(TINY)
+    task = Search(supernet, config, budget, list)
+    task.tunings(supernet, 10)
+    return task
+
+
+def some_digits():
+    return torch.randn(4, 3, 32, 32), torch.randint(10, (4,))
+
+
 # -- the cost weight --
 
 
@@ -173,18 +201,18 @@ def test_the_cost_weight_decides_how_much_is_kept(tmp_path):
     assert count_macs(found[0]) > count_macs(found[1]) >= count_macs(found[1000])
 
 
-def test_no_cost_gradient_with_weight_zero():
-    from autonl.search.task import Search
-
-    config = load_config("demo", ["search.cost_weight=0"], SearchConfig)
-    supernet = SuperNet(TINY)
-    task = Search(supernet, config, None, list)
-    task.tunings(supernet, 10)
+@pytest.mark.parametrize("weight", [0, 0.001])
+def test_no_cost_gradient_with_weight_zero(weight):
+    config = load_config("demo", [f"search.cost_weight={weight}"], SearchConfig)
+    task = task_of(config)
     task.warmup_end = 0
-    task.step(supernet, (torch.randn(4, 3, 32, 32), torch.randint(10, (4,))), 1)
-    log_macs = supernet.cost(Reached.by(supernet.gates.probabilities(), supernet.gates.columns)).log()
-    (gradient,) = torch.autograd.grad(task.weight() * log_macs, supernet.gates.threshold)
-    assert (gradient == 0).all()
+    taken = task.step(task.supernet, some_digits(), 1)
+    gradients = {
+        name: torch.autograd.grad(taken[name], task.supernet.gates.threshold, retain_graph=True)[0]
+        for name in ("task_loss", "loss")
+    }
+    assert gradients["task_loss"].any()
+    assert torch.equal(gradients["loss"], gradients["task_loss"]) == (weight == 0)
 
 
 # -- the task --
@@ -248,6 +276,7 @@ def standard_error(values):
 def assert_same_search(folder, reference):
     assert (folder / "arch.yaml").read_text() == (reference / "arch.yaml").read_text()
     assert rows(folder) == rows(reference)
+    assert (folder / "result.json").read_text() == (reference / "result.json").read_text()
     weights, expected = load_file(folder / "final.safetensors"), load_file(reference / "final.safetensors")
     assert weights.keys() == expected.keys()
     assert all(torch.equal(weights[key], expected[key]) for key in weights)
@@ -272,6 +301,14 @@ def test_killed_and_resumed_ends_the_same(tmp_path):
     assert_same_search(tmp_path / "killed", tmp_path / "unbroken")
 
 
+def test_resumed_behind_its_last_epoch_ends_the_same(tmp_path):
+    settings = ("search.cost_weight=1", "search.warmup=[0,0.1]", "search.travel=20")
+    run_search(tmp_path / "run", *settings, images=160, epochs=1)
+    shutil.copytree(tmp_path / "run", tmp_path / "ended")
+    run_search(tmp_path / "run", *settings, images=160, epochs=1, resume=True)
+    assert_same_search(tmp_path / "run", tmp_path / "ended")
+
+
 def search_and_note(folder, notes):
     found = run_search(folder)
     torch.save({"margins": found.margins, "spec": str(found.spec)}, f"{notes}{os.environ['RANK']}.pt")
@@ -283,6 +320,28 @@ def test_two_processes_have_the_same_gates(tmp_path):
     assert first["spec"] == second["spec"]
     assert len(first["margins"]) == 2
     assert all(torch.equal(a, b) for a, b in zip(first["margins"], second["margins"], strict=True))
+
+
+def warm_up_and_note(notes):
+    torch.distributed.init_process_group("gloo")
+    rank = os.environ["RANK"]
+    task, losses = task_of(SearchConfig()), []
+    for step in range(2):
+        torch.manual_seed(int(rank) + step)
+        losses.append(task.step(task.supernet, some_digits(), step)["task_loss"].detach())
+    torch.save({"losses": losses, "smoothed": task.state_dict()["smoothed"]}, f"{notes}{rank}.pt")
+
+
+def test_processes_agree_on_how_well_the_task_is_learned(tmp_path):
+    """A checkpoint holds the first one's, from which all go on."""
+    join(processes(2, warm_up_and_note, tmp_path / "rank"))
+    first, second = (torch.load(tmp_path / f"rank{rank}.pt", weights_only=True) for rank in (0, 1))
+    assert first["losses"] != second["losses"]
+    expected = torch.tensor(math.log(10))
+    for one, other in zip(first["losses"], second["losses"], strict=True):
+        expected = expected.lerp((one + other) / 2, 0.02)
+    assert first["smoothed"] == second["smoothed"]
+    assert first["smoothed"].item() == pytest.approx(expected.item(), abs=1e-6)
 
 
 def test_pictures_warnings_and_trials(tmp_path):
