@@ -17,7 +17,7 @@ class DataConfig:
     train_split: str = "train"  # of a WebDataset or Hugging Face set
     validation_split: str = "validation"
     held_out: float = 0.1  # share held out for validation where the set has no split of its own
-    selection: float = 0.0  # share of the training images kept apart to choose by, as a search does
+    selection: float = 0.0  # share of the training images kept apart to choose by; a training is then judged by these
     batch_size: int = 256  # images an optimiser step, over all devices and accumulation rounds
     evaluation_batch_size: int = 256  # images at a time on a device
     workers: int = 4  # processes that decode, a device

@@ -124,12 +124,13 @@ def train_classifier(
     started.refuse_other_run(about)
     loaders = Loaders(config.data, config.augment, view, module.num_classes, fabric.device, share(fabric), config.seed)
     assert source.train is not None  # only an evaluation has none
+    judged = source.validation if source.selection is None else source.selection  # who chooses looks at no other image
     loop = started.loop(
         config,
         module,
         Classification(module.num_classes, config.optim, config.schedule),
         loaders.training(source.train, config.loop.accumulate),
-        loaders.evaluation(source.validation),
+        loaders.evaluation(judged),
         about,
     )
     if fabric.is_global_zero:  # nothing is left behind by settings that do not fit; a resumed run may have moved

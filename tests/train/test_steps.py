@@ -7,12 +7,13 @@ import torch
 from lightning.fabric import Fabric
 from torch import nn
 
+from autonl.data.sources import open_source
 from autonl.train.bn import calibrate_bn
 from autonl.train.config import LoopConfig, load_config
 from autonl.train.loop import Loop
 from autonl.train.run import train_classifier
 from autonl.train.tasks import Classification, Task, classification_metrics, create_optimizer, create_schedule
-from tests.train.small import NETWORK, ON_CPU
+from tests.train.small import NETWORK, ON_CPU, small_config, train_small
 
 
 class Line(nn.Module):
@@ -195,3 +196,12 @@ def test_the_papers_recipe_on_a_small_folder(digit_folder, tmp_path):
     assert about["optimizers"][0]["param_groups"][0]["eps"] == 1e-3
     assert about["average"] is not None
     assert about["about"]["config"]["model"]["drop_rate"] == 0.2
+
+
+def test_a_training_that_keeps_images_to_choose_by_is_judged_by_them(digit_folder, tmp_path):
+    """The validation images are not looked at: what is tuned by such runs was not tuned on them."""
+    sections = {"data": {"workers": 0, "selection": 0.4}, "schedule": {"epochs": 1, "warmup_epochs": 0}}
+    source = open_source(small_config(digit_folder, **sections).data, 0)
+    assert len(source.selection) != len(source.validation)
+    result = train_small(digit_folder, tmp_path / "run", **sections)
+    assert result.metrics["val_images"] == len(source.selection)
