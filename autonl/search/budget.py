@@ -109,7 +109,7 @@ def land(gates: Gates, cost: Any, budget: float, count: int, seed: int, luck: fl
         margins = margins + luck * torch.rand(margins.shape, generator=generator).double().logit(eps=1e-9)
     cost = copy.deepcopy(cost).cpu()
     settings = gates.decisions().cpu().expand_as(margins).clone()
-    scores = score(settings, margins, columns, cost, budget)
+    scores, inside = score(settings, margins, columns, cost, budget)
     free = (~always_open).flatten().nonzero().squeeze(1)
     kept: dict[bytes, tuple[float, Tensor]] = {}
     for turn in range(rounds):
@@ -121,14 +121,14 @@ def land(gates: Gates, cost: Any, budget: float, count: int, seed: int, luck: fl
             rows = torch.arange(copies)[wanted]
             tried[rows, where[wanted]] ^= True
         tried = tried.view_as(settings)
-        new = score(tried, margins, columns, cost, budget)
+        new, new_inside = score(tried, margins, columns, cost, budget)
         chance = torch.rand(copies, generator=generator).clamp(min=1e-12).log().double() * heat
         accepted = new - scores > chance
-        settings[accepted], scores[accepted] = tried[accepted], new[accepted]
+        settings[accepted], scores[accepted], inside[accepted] = tried[accepted], new[accepted], new_inside[accepted]
         if turn >= rounds // 2 and not luck:
-            collect(kept, settings, scores, columns)
+            collect(kept, settings, scores, inside, columns)
     if luck:  # values of different copies cannot be compared: the first ones
-        collect(kept, settings, torch.where(scores > -50, 0.0, scores), columns, copies)
+        collect(kept, settings, torch.zeros_like(scores), inside, columns, copies)
     best = sorted(kept.values(), key=lambda item: -item[0])[:count]
     if not best:
         raise AutoNLError(
@@ -138,12 +138,14 @@ def land(gates: Gates, cost: Any, budget: float, count: int, seed: int, luck: fl
     return torch.stack([setting for _, setting in best])
 
 
-def score(settings: Tensor, margins: Tensor, columns: Columns, cost: Any, budget: float) -> Tensor:
-    """(copies,): the value of each setting, and far below every value where its cost is outside the tolerance."""
+def score(settings: Tensor, margins: Tensor, columns: Columns, cost: Any, budget: float) -> tuple[Tensor, Tensor]:
+    """(copies,) twice: the value of each setting, below every value there is where its cost is outside the tolerance,
+    and the lower the further; and whether it is inside."""
     reached = Reached.by(settings.double(), columns)
     share = cost(reached) / budget
     outside = (share - 1).clamp(min=0) + (1 - TOLERANCE - share).clamp(min=0)
-    return value(reached, margins, columns) - 1e3 * outside - 100.0 * (outside > 0)
+    most = margins.abs().sum((-2, -1)) + 1  # half of how far apart two values can be
+    return value(reached, margins, columns) - 2 * most * ((outside > 0) + 10 * outside), outside == 0
 
 
 def value(reached: Reached, margins: Tensor, columns: Columns) -> Tensor:
@@ -166,14 +168,18 @@ def value(reached: Reached, margins: Tensor, columns: Columns) -> Tensor:
 
 
 def collect(
-    kept: dict[bytes, tuple[float, Tensor]], settings: Tensor, scores: Tensor, columns: Columns, most: int = 16
+    kept: dict[bytes, tuple[float, Tensor]],
+    settings: Tensor,
+    scores: Tensor,
+    inside: Tensor,
+    columns: Columns,
+    most: int = 16,
 ) -> None:
-    """Keep the settings inside the budget, one of each network: gates that do not act make no difference."""
+    """Keep the best settings inside the budget, one of each network: gates that do not act make no difference."""
     for index in scores.topk(most).indices.tolist():
-        if scores[index] <= -50:
-            break
-        acting = canonical(settings[index], columns)
-        kept.setdefault(acting.numpy().tobytes(), (scores[index].item(), acting))
+        if inside[index]:
+            acting = canonical(settings[index], columns)
+            kept.setdefault(acting.numpy().tobytes(), (scores[index].item(), acting))
 
 
 def canonical(setting: Tensor, columns: Columns) -> Tensor:
