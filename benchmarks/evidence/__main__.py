@@ -81,16 +81,16 @@ def queue(jobs: list[Job], setup: Setup, arguments: Any) -> None:
     arguments.out.mkdir(parents=True, exist_ok=True)
     setup.folder.mkdir(parents=True, exist_ok=True)
     running: dict[str, tuple[Job, subprocess.Popen[bytes], float]] = {}
-    longest: dict[str, float] = {}  # seconds that a kind of job takes here
+    latest: dict[str, float] = {}  # seconds that a kind of job took here last: with fewer beside it, it takes less
     given_up: set[str] = set()
     while True:
         for key, (job, process, since) in list(running.items()):
             if process.poll() is None:
                 continue
             del running[key]
-            longest[job.kind] = max(longest.get(job.kind, 0), time.perf_counter() - since)
+            latest[job.kind] = time.perf_counter() - since
             if process.returncode == 0:
-                append(arguments.out, json.loads(row_file(setup, job).read_text()))
+                append(arguments.out, json.loads(row_file(setup, job).read_text()), setup.architectures)
             else:
                 given_up.add(key)
             stopped = process.returncode in (-signal.SIGTERM, 128 + signal.SIGTERM)
@@ -102,7 +102,7 @@ def queue(jobs: list[Job], setup: Setup, arguments: Any) -> None:
         ready = [
             job
             for job in waiting
-            if (not job.needs or job.needs in done) and time.perf_counter() + longest.get(job.kind, 0) < deadline
+            if (not job.needs or job.needs in done) and time.perf_counter() + latest.get(job.kind, 0) < deadline
         ]
         if not running and not ready:
             break
@@ -147,11 +147,16 @@ def keys(out: Path, suite: str) -> set[str]:
     return {f"{row['suite']}/{row['job']}/{row['seed']}" for row in read_rows(out, suite)}
 
 
-def append(out: Path, row: dict[str, Any]) -> None:
+def append(out: Path, row: dict[str, Any], architectures: Path | None = None) -> None:
+    """Only the process that runs the queue writes: jobs hand their row over in a file."""
+    if architectures and "architecture" in row:
+        known = json.loads(architectures.read_text()) if architectures.exists() else {}
+        known[f"{row['suite']}/{row['job']}/{row['seed']}"] = row["architecture"]
+        architectures.write_text(json.dumps(known, indent=1) + "\n")
     path = csv_path(out, row["suite"])
     new = not path.exists()
     with path.open("a", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n", extrasaction="ignore")
         if new:
             writer.writeheader()
         writer.writerow(row)
@@ -166,7 +171,7 @@ def smoke(jobs: list[Job], command: str) -> None:
         for job in jobs:
             if job.seed == 0:
                 row = run(dataclasses.replace(job, resolution=32), setup)
-                append(folder, row)
+                append(folder, row, setup.architectures)
                 print({column: row[column] for column in ("job", "top1", "macs", "params", "seconds")}, flush=True)
         print(f"{sum(len(read_rows(folder, suite)) for suite in SUITES)} rows")
 

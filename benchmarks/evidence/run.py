@@ -53,7 +53,7 @@ class Setup:
 
 
 def run(job: Job, setup: Setup) -> dict[str, Any]:
-    """Do the job and return its row."""
+    """Do the job and return its row; with a search's goes what it found."""
     folder = setup.folder / folder_name(job.key)
     result = {"train": train, "search": find, "segment": segment}[job.kind](job, setup, folder)
     row = {
@@ -70,7 +70,7 @@ def run(job: Job, setup: Setup) -> dict[str, Any]:
         "date": date.today().isoformat(),
         "command": setup.command,
     }
-    return {column: (row | result).get(column, "") for column in COLUMNS}
+    return dict.fromkeys(COLUMNS, "") | row | result
 
 
 def folder_name(key: str) -> str:
@@ -101,14 +101,13 @@ def train(job: Job, setup: Setup, folder: Path) -> dict[str, Any]:
 
 
 def find(job: Job, setup: Setup, folder: Path) -> dict[str, Any]:
-    """A search; its architecture goes where a training finds it."""
+    """A search. Its architecture goes along in the row, for a training to find it."""
     settings = [f"seed={job.seed}", f"search.macs={budget_of(job)}", f"search.width={job.width}"]
     config = load_config(RECIPE, [*settings, *settings_of(job, setup)], SearchConfig)
     space = space_of(job, fitted=False)
     found = search(config, folder, space=space, resume=folder.exists(), command=setup.command)
     stop_if_asked(found.result)
     assert found.spec is not None
-    keep_architecture(setup.architectures, job.key, found.spec)
     best = found.candidates[0]
     return {
         "selection_top1": round(best.top1, 3),
@@ -116,6 +115,7 @@ def find(job: Job, setup: Setup, folder: Path) -> dict[str, Any]:
         "macs": best.macs,
         "lightnl_blocks": lightnl_blocks(found.spec),
         "blocks": " ".join(map(block_to_string, found.spec.blocks)),
+        "architecture": spec_to_dict(found.spec),
     }
 
 
@@ -199,12 +199,6 @@ def space_of(job: Job, fitted: bool = True) -> Space:
 
 CLASSES = 100  # of Tiny-ImageNet-100; a smoke run on fewer has budgets of its own all the same
 WITHOUT: dict[str, dict[str, Any]] = {"lightnl": {"ratios": ()}}
-
-
-def keep_architecture(path: Path, key: str, spec: ArchSpec) -> None:
-    """Only the process that runs the queue calls this at a time: jobs hand their architecture over in a file."""
-    known = json.loads(path.read_text()) if path.exists() else {}
-    path.write_text(json.dumps(known | {key: spec_to_dict(spec)}, indent=1) + "\n")
 
 
 def figures(module: nn.Module, resolution: int, spec: ArchSpec | None) -> dict[str, Any]:
