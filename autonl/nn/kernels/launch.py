@@ -151,7 +151,7 @@ class ForwardPlan(NamedTuple):
 def forward_plan(problem: Problem, training: bool, tile: Tile | None) -> ForwardPlan:
     images, chs, height, width, *_ = problem
     positions, samples = problem.positions, problem.samples
-    tile = tile or forward_tile(chs, positions, problem.dtype)
+    tile = tile or forward_tile(chs, positions, problem.dtype, training)
     blocks = -(-chs // tile.channels)
     constants = problem.product_constants(tile) | {"STRIDE": problem.stride, "STEP": tile.step or tile.positions}
     if tile.spatial and not training:
