@@ -1,6 +1,7 @@
 """Class activation maps, the affinities of LightNL, and the figures of both."""
 
 import itertools
+from dataclasses import replace
 
 import matplotlib
 import numpy as np
@@ -197,6 +198,23 @@ def test_a_row_is_that_of_the_explicit_matrix(channels, height, width, stride, s
     # and they are the weights of Eq. 9
     y = compact_nonlocal(exact[None], compact_chs, stride)[0][:, position[0], position[1]]
     torch.testing.assert_close(x_s @ wanted, y)
+    # those of lightnl_energy too, where the map may be so small that its epsilon counts
+    exact = exact * 10.0 ** (seed % 5 - 3)
+    y = compact_nonlocal(exact[None], compact_chs, stride, energy=True)[0][:, position[0], position[1]]
+    row = affinity_row(exact, position, compact_chs, stride, energy=True)
+    torch.testing.assert_close(exact[:, ::stride, ::stride].flatten(1) @ row.flatten(), y, rtol=1e-5, atol=1e-7)
+
+
+def test_the_rows_of_a_network_by_energy():
+    image = torch.randn(1, 3, 32, 32)
+    model = with_life(create_model(replace(resolve("digits"), operator="lightnl_energy")), image)
+    kept = {}
+    hook = lightnl_blocks(model)[3].register_forward_hook(lambda m, inputs, output: kept.update(x=inputs[0][0]))
+    (looked,) = affinities(model, image, [(0, 0)], [3])
+    hook.remove()
+    lightnl = lightnl_blocks(model)[3]
+    expected = affinity_row(kept["x"], (0, 0), lightnl.compact_chs, lightnl.stride, energy=True)
+    torch.testing.assert_close(looked.rows[0], expected)
 
 
 def test_nothing_of_hw_x_hw_is_made():

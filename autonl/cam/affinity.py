@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from autonl.errors import AutoNLError
 from autonl.nn.insertion import has_projection
-from autonl.nn.light_nonlocal import LightNL
+from autonl.nn.light_nonlocal import LightNL, mean_energy
 from autonl.nn.nonlocal_zoo import CompactNonLocal
 
 
@@ -27,17 +27,22 @@ class Affinities:
     share: float  # norm of what LightNL adds / norm of what it adds it to, over the whole map
 
 
-def affinity_row(x: Tensor, position: tuple[int, int], compact_chs: int, stride: int) -> Tensor:
+def affinity_row(x: Tensor, position: tuple[int, int], compact_chs: int, stride: int, energy: bool = False) -> Tensor:
     """a(p, q) = x_c(p) . x_sc(q) / (H W) for the position p = (row, column) of a map x (C, H, W) and all sampled q.
 
-    These are the weights in LightNL's sum, y(p) = sum_q a(p, q) x_s(q) (Eq. 9). The result is
-    (ceil(H / stride), ceil(W / stride)); nothing larger is made.
+    These are the weights in LightNL's sum, y(p) = sum_q a(p, q) x_s(q) (Eq. 9); with energy they are divided by
+    |x_sc|^2 / C_r in place of H W. The result is (ceil(H / stride), ceil(W / stride)); nothing larger is made.
     """
-    height, width = x.shape[-2:]
+    positions = x.shape[-2] * x.shape[-1]
     row, column = position
     sampled = x[:compact_chs, ::stride, ::stride]  # (Cr, Hs, Ws)
     weights = x[:compact_chs, row, column] @ sampled.flatten(1)  # (Cr) (Cr, S) -> (S)
-    return weights.unflatten(0, sampled.shape[1:]) / (height * width)
+    if energy:  # of what is shared out over the positions, as in compact_nonlocal: epsilon is added to that
+        shared = sampled.flatten(1)[None] * positions ** (-1 / 3)  # (1, Cr, S)
+        weights = weights * positions ** (-2 / 3) / mean_energy(shared)[0, 0]
+    else:
+        weights = weights / positions
+    return weights.unflatten(0, sampled.shape[1:])
 
 
 @torch.no_grad()
@@ -91,7 +96,8 @@ def rows_of(
     height, width = before.shape[-2:]
     image_height, image_width = image_size
     places = [(y * height // image_height, x * width // image_width) for x, y in positions]
-    rows = [affinity_row(before, place, lightnl.compact_chs, lightnl.stride) for place in places]
+    energy = isinstance(lightnl, LightNL) and lightnl.energy
+    rows = [affinity_row(before, place, lightnl.compact_chs, lightnl.stride, energy) for place in places]
     share = float((after - before).norm() / before.norm().clamp(min=1e-30))
     return Affinities(number, torch.stack(rows), lightnl.stride, (height, width), share)
 
