@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from autonl.data.config import AugmentConfig, at_least, between
+from autonl.data.config import AugmentConfig, DataConfig, at_least, between
 from autonl.errors import refuse
 from autonl.train.config import Config
 
 OUTPUT_STRIDES = (8, 16, 32)
+
+# settings of the data that a segmentation has no choice in, and why
+FIXED = {
+    "crop_pct": (1.0, "the whole image is seen"),
+    "interpolation": ("bilinear", "the one that images and masks are scaled with"),
+    "selection": (0.0, "it is judged by its validation images"),
+    "max_corrupt": (0, "the first image or mask that cannot be read ends it"),
+}
 
 
 @dataclass(frozen=True)
@@ -33,6 +41,9 @@ class SegmentConfig(Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        for name, (allowed, reason) in FIXED.items():
+            if getattr(self.data, name) not in (allowed, getattr(DataConfig(), name)):
+                refuse(f"data.{name}", getattr(self.data, name), f"{allowed}: {reason}")
         for name in ("scale", "ratio", "auto_augment"):  # what would otherwise be ignored without a word
             if getattr(self.augment, name) != getattr(AugmentConfig(), name):
                 refuse(f"augment.{name}", getattr(self.augment, name), "segment.scale, augment.flip, augment.colour")

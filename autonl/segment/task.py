@@ -10,6 +10,7 @@ from torchmetrics.classification import MulticlassJaccardIndex
 
 from autonl.data.memory import Batch
 from autonl.data.pairs import VOID
+from autonl.errors import AutoNLError
 from autonl.segment.config import SegmentConfig
 from autonl.train.tasks import CrossEntropy, Task, Tuning, create_optimizer, create_schedule
 
@@ -63,6 +64,8 @@ class MeanIoU(MulticlassJaccardIndex):
 
     def compute(self) -> dict[str, Tensor]:  # type: ignore[override]
         counts = self.confmat.double()  # the class counts in single precision, exact to 16.7M pixels
+        if not counts.any():
+            raise AutoNLError(f"no pixel of the validation masks counts: all are void, {VOID}")
         right = counts.diag()
         iou = 100 * right / (counts.sum(0) + counts.sum(1) - right)
         self.by_class = iou.tolist()

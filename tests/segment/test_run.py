@@ -174,6 +174,10 @@ def test_the_run_folder_of_a_network_of_timm(drawn, tmp_path):
     [
         ({"augment": {"scale": [0.5, 1.0]}}, "augment.scale: .* is not allowed; allowed: segment.scale, augment.flip"),
         ({"augment": {"auto_augment": "rand-m9"}}, "augment.auto_augment"),
+        ({"data": {"crop_pct": 0.5}}, "data.crop_pct: 0.5 is not allowed; allowed: 1.0: the whole image"),
+        ({"data": {"interpolation": "nearest"}}, "data.interpolation: 'nearest' is not allowed; allowed: bilinear"),
+        ({"data": {"selection": 0.1}}, "data.selection: 0.1 is not allowed; allowed: 0.0: it is judged by"),
+        ({"data": {"max_corrupt": 5}}, "data.max_corrupt: 5 is not allowed; allowed: 0: the first"),
         ({"segment": {"output_stride": 4}}, "segment.output_stride: 4 is not allowed; allowed: 8, 16, 32"),
         ({"segment": {"scale": [2.0, 0.5]}}, "segment.scale"),
         ({"data": {"batch_size": 1}}, "data.batch_size: 1 is not allowed; allowed: two images and more"),

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autonl.data.pairs import VOID
+from autonl.errors import AutoNLError
 from autonl.segment.network import Segmenter, create_backbone
 from autonl.segment.task import MeanIoU, Segmentation
 from tests.segment.small import segment_config
@@ -49,6 +50,13 @@ def test_a_case_by_hand():
     assert values["pixel_accuracy"].item() == pytest.approx(100 * 3 / 5)
     assert metric.by_class[:2] == pytest.approx([100 / 3, 50])
     assert np.isnan(metric.by_class[2:]).all()
+
+
+def test_masks_of_nothing_but_void_cannot_judge():
+    metric = MeanIoU(3)
+    metric.update(scores(torch.tensor([[0, 2]]), 3), torch.tensor([[VOID, VOID]]))
+    with pytest.raises(AutoNLError, match="no pixel of the validation masks counts: all are void, 255"):
+        metric.compute()
 
 
 def test_a_class_that_is_only_predicted_counts_as_missed():
