@@ -18,7 +18,7 @@ from torch import nn
 from autonl.arch.codec import read_arch
 from autonl.arch.spec import ArchSpec, map_sizes
 from autonl.arch.zoo import ZOO, zoo_arch
-from autonl.errors import AutoNLError, refuse_name
+from autonl.errors import AutoNLError, refuse_name, shown
 from autonl.nn.network import Network, NetworkFeatures
 
 TIMM_PREFIX = "timm:"
@@ -41,16 +41,25 @@ def resolve(ref: Ref) -> ArchSpec | str:
     if text in ZOO:
         return zoo_arch(text)
     path = Path(text)
-    if text and os.path.isdir(text):
-        if (path / ARCH_FILE).is_file():
-            return read_arch(path / ARCH_FILE)
-        origin = read_run(path).get("ref")
+    if folder := run_folder(ref):
+        if (folder / ARCH_FILE).is_file():
+            return read_arch(folder / ARCH_FILE)
+        origin = read_run(folder).get("ref")
         if isinstance(origin, str) and origin.startswith(TIMM_PREFIX):
             return resolve(origin)
         raise AutoNLError(f"{text}: the folder holds no {ARCH_FILE}; a run folder does")
     if os.path.isfile(text) or path.suffix in (".yaml", ".yml"):
         return read_arch(path)
     refuse_name("network (zoo name, arch.yaml, run folder or timm:NAME)", text, ZOO)
+
+
+def run_folder(ref: Ref) -> Path | None:
+    """The folder that a REF names; None for any other REF, a name of the zoo that a folder has too among them."""
+    if isinstance(ref, ArchSpec):
+        return None
+    text = os.fspath(ref)
+    named = not text or text in ZOO or text.startswith(TIMM_PREFIX)
+    return Path(text) if not named and os.path.isdir(text) else None
 
 
 def create_model(ref: Ref, *, pretrained: bool = False, **timm_arguments: Any) -> nn.Module:
@@ -62,12 +71,19 @@ def create_model(ref: Ref, *, pretrained: bool = False, **timm_arguments: Any) -
         model = autonl.create_model("autonl_l", num_classes=10)
     """
     target = resolve(ref)
-    timm_arguments = run_arguments(ref) | timm_arguments
-    if isinstance(target, str):
-        return timm.create_model(target, pretrained=pretrained, **timm_arguments)
-    if pretrained:
+    if pretrained and isinstance(target, ArchSpec):
         raise AutoNLError(f"{target.name}: there are no weights to download; train it, or give a file of weights")
-    return build(target, **timm_arguments)
+    kept = run_arguments(ref)
+    timm_arguments = kept | timm_arguments
+    try:
+        if isinstance(target, str):
+            return timm.create_model(target, pretrained=pretrained, **timm_arguments)
+        return build(target, **timm_arguments)
+    except Exception as error:  # timm's networks refuse an argument in many ways
+        if not kept or isinstance(error, AutoNLError):
+            raise
+        reason = f"{type(error).__name__} {' '.join(str(error).split())[:200]}"
+        raise AutoNLError(f"{ref}: the network cannot be made with {shown(timm_arguments)}: {reason}") from None
 
 
 def read_run(folder: Path) -> dict[str, Any]:
@@ -83,9 +99,8 @@ def read_run(folder: Path) -> dict[str, Any]:
 
 def run_arguments(ref: Ref) -> dict[str, Any]:
     """timm's arguments that the network of a run folder was made with; none for any other REF."""
-    if isinstance(ref, ArchSpec) or ref in ZOO or not os.path.isdir(ref):
-        return {}
-    arguments = read_run(Path(ref)).get("model", {})
+    folder = run_folder(ref)
+    arguments = read_run(folder).get("model", {}) if folder else {}
     return arguments if isinstance(arguments, dict) else {}
 
 

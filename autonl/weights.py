@@ -13,9 +13,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from autonl.arch.spec import ArchSpec
 from autonl.errors import AutoNLError
-from autonl.models import Ref, create_model, read_run
+from autonl.models import Ref, create_model, read_run, run_folder
 from autonl.nn.insertion import has_projection, projection_norm
 from autonl.published import from_published, is_published, published_names
 
@@ -41,15 +40,17 @@ def load(ref: Ref, weights: str | os.PathLike[str] | None = None, **timm_argumen
 def run_weights(ref: Ref) -> Path:
     """The final weights of a run folder; the best so far of a run that has not ended."""
     refuse_segmentation(ref)
+    folder = run_folder(ref)
     for name in (FINAL_WEIGHTS, BEST_WEIGHTS):
-        if isinstance(ref, str | os.PathLike) and (Path(ref) / name).is_file():
-            return Path(ref) / name
+        if folder and (folder / name).is_file():
+            return folder / name
     raise AutoNLError(f"{ref if isinstance(ref, str) else type(ref).__name__}: has no weights; give a file of weights")
 
 
 def refuse_segmentation(ref: Ref) -> None:
     """The run folder of a segmentation names its backbone; its weights are of more, and of no classifier."""
-    if not isinstance(ref, ArchSpec) and os.path.isdir(ref) and read_run(Path(ref)).get("task") == SEGMENTATION:
+    folder = run_folder(ref)
+    if folder and read_run(folder).get("task") == SEGMENTATION:
         raise AutoNLError(
             f"{ref}: holds a segmentation, which is no classifier; allowed: the run folder of a training or a search"
         )

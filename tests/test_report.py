@@ -14,9 +14,10 @@ import yaml
 
 from autonl import cli
 from autonl.arch.codec import block_from_string, write_arch
+from autonl.arch.macs import amount
 from autonl.arch.spec import ArchSpec
 from autonl.report import images
-from autonl.report.charts import Chart, Line, amount, front, short, ticks
+from autonl.report.charts import Chart, Line, front, short, tick, ticks
 from autonl.report.compare import compare
 from autonl.report.drawing import draw
 from autonl.report.images import Judged, Mistake, judge
@@ -105,6 +106,30 @@ def test_ticks_of_epochs_are_whole_and_inside():
     assert ticks(1, 350, 6, whole=True) == [100, 200, 300]
 
 
+def test_one_huge_loss_does_not_flatten_the_others():
+    chart = Chart("loss", "", [Line("a", [(1, 1.0), (2, 1.6e7), (3, 2.0), (4, 1.5)])])
+    assert chart.y_ticks == [1, 100, 1e4, 1e6, 1e8]
+    assert chart.y(1.0) - chart.y(2.0) > 5  # pixels
+    assert not Chart("loss", "", [Line("a", [(1, 1.0), (2, 0.0), (3, 1e7)])]).powers  # 0 has no place on such an axis
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (0, "0"),
+        (0.015, "0.015"),
+        (20, "20"),
+        (5000, "5,000"),
+        (5e5, "500k"),
+        (1.5e7, "15M"),
+        (2e9, "2G"),
+        (1e16, "1e16"),
+    ],
+)
+def test_numbers_beside_an_axis_are_short(value, expected):
+    assert tick(value) == expected
+
+
 def test_points_stand_where_their_ticks_say():
     chart = Chart("loss", "", [Line("a", [(1, 0.0), (3, 4.0)])])
     assert (chart.y(0.0), chart.y(4.0), chart.y(2.0)) == (186, 10, 98)
@@ -121,6 +146,7 @@ def test_numbers_as_people_read_them():
         "2.5e+09",
     ]
     assert [amount(v) for v in (None, 352_110_000, 90_300, 12)] == ["unknown", "352.11M", "90.3k", "0.0k"]
+    assert amount(12.3, "milliseconds") == "12.30 ms"
 
 
 def test_the_front_is_what_nobody_beats():
@@ -238,6 +264,21 @@ def test_a_line_for_what_is_not_there(tmp_path, name, damage):
     page = render([section(run)])
     assert "The network: <bdi>small</bdi>" in page or name == "arch.yaml"
     assert page.count('<figure class="chart">') > 0
+
+
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "1e308", "-1e308"])
+@pytest.mark.parametrize(
+    ("name", "old"), [("search.json", "-1.25"), ("search.json", "2000000"), ("metrics.csv", "2.5")]
+)
+def test_numbers_that_cannot_be_drawn(tmp_path, name, old, value):
+    folder = write_run(tmp_path / "run", search=True)
+    content = (folder / name).read_text()
+    assert content.count(old) == 1
+    (folder / name).write_text(content.replace(old, value))
+    run = read_run(folder)
+    assert page_of(folder).count('<figure class="chart">') > 0
+    assert [note.split(":")[0] for note in run.notes] == (["search.json"] if name == "search.json" else [])
+    assert "train_loss" not in run.history[0] or name != "metrics.csv"
 
 
 def test_a_folder_with_one_file(tmp_path):
@@ -417,6 +458,25 @@ def test_images_that_are_gone_cost_one_line(autonl, trained, tmp_path):
     code, _, errors = autonl("report", folder, "--out", tmp_path / "report.html")
     assert code == 0
     assert errors == f"{folder}: confusions and mistakes: {tmp_path / 'gone'}: no such folder or .tar file of images\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("classes.txt", b"\xff\xfe\n", "classes.txt: cannot be read"),
+        ("run.yaml", b"model: {colour: 1}\n", "the network cannot be made with {'colour': 1"),
+    ],
+)
+def test_a_network_that_cannot_be_loaded_costs_one_line(autonl, trained, tmp_path, name, content, message):
+    folder = shutil.copytree(trained[1], tmp_path / "run")
+    (folder / name).write_bytes(content)
+    code, _, errors = autonl("report", folder, "--out", tmp_path / "report.html")
+    assert code == 0
+    assert f"{folder}: confusions and mistakes: {folder}" in errors
+    assert message in errors
+    code, out, errors = autonl("evaluate", folder)
+    assert (code, out, errors.count("\n")) == (2, "", 1)
+    assert message in errors
 
 
 @pytest.mark.parametrize(

@@ -149,6 +149,15 @@ def layer_costs(spec: ArchSpec, resolution: tuple[int, int] | None = None) -> li
     return layers
 
 
+def amount(cost: float | None, unit: str = "macs") -> str:
+    """A cost for people: 55.14M or 90.3k of MACs or parameters, 12.30 ms."""
+    if cost is None:
+        return "unknown"
+    if unit == "milliseconds":
+        return f"{cost:.2f} ms"
+    return f"{cost / 1e6:,.2f}M" if cost >= 1e6 else f"{cost / 1e3:,.1f}k"
+
+
 def count_macs(spec: ArchSpec, resolution: tuple[int, int] | None = None) -> int:
     return sum(layer.macs for layer in layer_costs(spec, resolution))
 

@@ -19,7 +19,6 @@ from autonl.errors import AutoNLError, refuse
 
 if TYPE_CHECKING:
     from autonl.cam.run import Picture
-    from autonl.train.config import Config
 
 
 def cam(
@@ -56,6 +55,7 @@ def cam(
     """
     from autonl.cam import lightnl_blocks
     from autonl.cam.run import affinity_pictures, choose_images, map_pictures, open_trained, short_name
+    from autonl.train.folder import run_config
 
     if affinity and against:
         raise AutoNLError("--affinity shows one network; leave out --against, or --affinity")
@@ -64,12 +64,12 @@ def cam(
     if (against_weights or against_set) and not against:
         raise AutoNLError("--against-weights and --against-set are for the second network; add --against REF2")
     positions = [position_from(text) for text in at]
-    config = config_of(ref, set_)
+    config = run_config(ref, set_)
     chosen = choose_images(ref, config, images or [], data=data, indices=index, label=label, classes_file=classes)
     full_names = against is not None and short_name(against) == short_name(ref)
     networks = [open_trained(ref, config, chosen, weights, ref if full_names else None)]
     if against:
-        second = config_of(against, against_set)
+        second = run_config(against, against_set)
         networks.append(open_trained(against, second, chosen, against_weights, against if full_names else None))
     if affinity:
         drawn = affinity_pictures(networks[0], chosen, Path(out), positions, block)
@@ -83,17 +83,6 @@ def cam(
         shown = f"autonl profile {ref}" if affinity else shlex.join(["autonl", *sys.argv[1:], "--affinity"])
         if affinity or (not against and lightnl_blocks(networks[0].module)):
             typer.echo(f"\nnext: {shown}")
-
-
-def config_of(ref: str, settings: list[str]) -> Config:
-    from autonl.train.config import load_config
-    from autonl.train.folder import CONFIG_FILE
-    from autonl.weights import refuse_segmentation
-
-    refuse_segmentation(ref)
-    kept = Path(ref) / CONFIG_FILE
-    config: Config = load_config(str(kept) if kept.is_file() else None, settings)
-    return config
 
 
 def position_from(text: str) -> tuple[int, int]:

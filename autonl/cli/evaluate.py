@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json as json_format
-from pathlib import Path
+import shlex
 
 import typer
 from rich.console import Console
@@ -30,14 +30,12 @@ def evaluate(
 
     Example: autonl evaluate runs/digits-demo
     """
-    from autonl.train.config import Config, load_config, replace
-    from autonl.train.run import CONFIG_FILE, Where, evaluate_classifier
-    from autonl.weights import refuse_segmentation
+    from autonl.models import run_folder
+    from autonl.train.config import replace
+    from autonl.train.folder import run_config
+    from autonl.train.run import Where, evaluate_classifier
 
-    refuse_segmentation(ref)
-    kept = Path(ref) / CONFIG_FILE
-    config: Config = load_config(str(kept) if kept.is_file() else None, set_)
-    config = replace(config, data={"path": data} if data else {})
+    config = replace(run_config(ref, set_), data={"path": data} if data else {})
     result = evaluate_classifier(ref, config, data is None, weights=weights, where=Where(devices, num_nodes))
     if not result:  # another process than the first
         return
@@ -50,4 +48,6 @@ def evaluate(
     table.add_row(f"{result['top1']:.2f}", f"{result['top5']:.2f}", str(result["images"]), f"{result['seconds']:.1f}")
     console = Console()
     console.print(table, highlight=False)
-    console.print(f"\nnext: autonl profile {ref}", highlight=False, markup=False)
+    folder = shlex.quote(ref)
+    further = f"autonl report {folder}    autonl export {folder}" if run_folder(ref) else f"autonl profile {folder}"
+    console.print(f"\nnext: {further}", highlight=False, markup=False, soft_wrap=True)

@@ -71,8 +71,7 @@ def segment(
 
 
 def print_result(folder: Path, result: Result) -> None:
-    from autonl.segment.pictures import OVERLAYS_FILE
-    from autonl.segment.run import IOU_FILE
+    from autonl.train.folder import IOU_FILE, OVERLAYS_FILE
 
     table = Table(box=None, pad_edge=False, title=f"{folder}: {result.step} steps")
     table.add_column("class", no_wrap=True)

@@ -23,16 +23,15 @@ from torch import nn
 from autonl.data.config import AugmentConfig, DataConfig
 from autonl.data.loaders import Loaders, view_of
 from autonl.data.memory import Batch, View
-from autonl.data.sources import open_evaluation
+from autonl.data.sources import SPLIT_NAMES, ImageSet, Stream, find_split, open_evaluation, open_folder
 from autonl.errors import AutoNLError, refuse
 from autonl.export.deploy import deploy
 from autonl.export.formats import Format, open_format, without_warnings
 from autonl.export.judge import Verdict, file_bytes, judge, made_images
 from autonl.export.quantize import QUANTIZED, quantize
 from autonl.export.timing import Run, Timing, interleaved
-from autonl.models import Ref, create_model
-from autonl.train.config import Config, load_config
-from autonl.train.folder import CONFIG_FILE
+from autonl.models import Ref, create_model, run_folder
+from autonl.train.folder import run_config
 from autonl.train.run import known_classes
 from autonl.version import __version__
 from autonl.weights import load_weights, run_weights
@@ -111,10 +110,9 @@ def folder_of(out: Path) -> Path:
 
 def network_of(ref: Ref, request: Request) -> tuple[Any, View, bool]:
     """The network with its weights, what it sees, and whether its weights are fresh."""
-    kept = Path(os.fspath(ref)) / CONFIG_FILE if isinstance(ref, str | os.PathLike) else None
-    config: Config = load_config(str(kept) if kept and kept.is_file() else None)
+    config = run_config(ref)
     model: Any = create_model(ref).eval()
-    fresh = request.weights is None and not os.path.isdir(str(ref))
+    fresh = request.weights is None and run_folder(ref) is None
     if not fresh:
         load_weights(model, request.weights or run_weights(ref))
     view = view_of(model, config.data)
@@ -126,15 +124,15 @@ def write_and_judge(model: nn.Module, view: View, form: Format, request: Request
     with failing(f"{request.out}: not kept: {form.name} cannot hold this network"):
         form.write(deploy(model, view.size, form.layout), image, path, request.dynamic_batch)
         if request.calibrate and request.quantize:
-            ranges = islice(singles(batches(request.calibrate, model, view)), CALIBRATION_IMAGES)
-            quantize(form.name, path, ranges, path.parent)
+            shown = batches(request.calibrate, model, view, CALIBRATION_IMAGES, training=True)
+            quantize(form.name, path, islice(singles(shown), CALIBRATION_IMAGES), path.parent)
     size = file_bytes(path) + sum(file_bytes(path.with_suffix(suffix)) for suffix in form.companions)
     if form.start is None:
         with without_warnings():
             return Judged(size, checked=form.check(path) if form.check else None)
     with failing(f"{request.out}: not kept: {form.runtime} does not run it"):
         running = form.start(path, request.threads)
-        shown = batches(request.images, model, view) if request.images else made_images(view.size)
+        shown = batches(request.images, model, view, request.count) if request.images else made_images(view.size)
         verdict = judge(model, running, shown, request.count, request.dynamic_batch)
     if problem := verdict.problem(request.quantize):
         raise ExportError(f"{request.out}: not kept: {problem}")
@@ -164,15 +162,28 @@ def eager_run(model: nn.Module, image: torch.Tensor) -> Run:
     return run
 
 
-def batches(path: str, model: Any, view: View) -> Iterator[Batch]:
-    """The images at a path as the network wants to see them."""
+def batches(path: str, model: Any, view: View, most: int, *, training: bool = False) -> Iterator[Batch]:
+    """Up to `most` images at a path, from all over it, as the network wants to see them; of its training part if any.
+
+    int8 takes its ranges from training images, so that the others can judge it.
+    """
     config = DataConfig(path=path, evaluation_batch_size=32, workers=0)
     source = open_evaluation(config)
+    images = source.train if training and source.train is not None else source.validation
+    if training and source.train is None and (folder := find_split(path, SPLIT_NAMES["train"])):
+        _, images = open_folder(folder, source.classes)
     # labels of more classes than the network has are no labels
     classes = max(model.num_classes, len(source.classes))
     loaders = Loaders(config, AugmentConfig(), view, classes, torch.device("cpu"))
-    for images, labels in loaders.evaluation(source.validation):
-        yield images, labels if classes == model.num_classes else torch.full_like(labels, -1)
+    for pictures, labels in loaders.evaluation(spread(images, most)):
+        yield pictures, labels if classes == model.num_classes else torch.full_like(labels, -1)
+
+
+def spread(images: ImageSet, most: int) -> ImageSet:
+    """Every n-th: sets are sorted by class, and the first images would be of the first classes."""
+    if isinstance(images, Stream) or len(images) <= most:
+        return images
+    return images.subset(np.linspace(0, len(images), most, endpoint=False).astype(int))
 
 
 def singles(batches: Iterator[Batch]) -> Iterator[np.ndarray]:

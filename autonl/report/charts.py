@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 WIDTH, HEIGHT = 360, 216
 LEFT, RIGHT, TOP, BOTTOM = 46, 12, 10, 30
+LARGEST = 1e100
 
 
 @dataclass(frozen=True)
@@ -32,15 +34,20 @@ class Chart:
         xs = [x for line in self.lines for x, _ in line.points]
         ys = [y for line in self.lines for _, y in line.points] + ([self.level[0]] if self.level else [])
         self.x_ticks = ticks(min(xs), max(xs), 6, whole=self.x_label == "epoch")
-        self.y_ticks = ticks(min(ys), max(ys), 5)
+        # one loss of millions would leave all others on the axis
+        self.powers = min(ys) > 0 and max(ys) > 100 * statistics.median(ys)
+        self.y_ticks = powers_of_ten(min(ys), max(ys)) if self.powers else ticks(min(ys), max(ys), 5)
         self.x_span = span([*xs, *(self.x_ticks if self.x_label != "epoch" else ())])
-        self.y_span = span([*ys, *self.y_ticks])
+        self.y_span = span([*map(self.height, ys), *map(self.height, self.y_ticks)])
 
     def x(self, value: float) -> float:
         return place(value, self.x_span, LEFT, WIDTH - RIGHT)
 
     def y(self, value: float) -> float:
-        return place(value, self.y_span, HEIGHT - BOTTOM, TOP)
+        return place(self.height(value), self.y_span, HEIGHT - BOTTOM, TOP)
+
+    def height(self, value: float) -> float:
+        return math.log10(value) if self.powers else value
 
     def path(self, line: Line) -> str:
         return " ".join(f"{self.x(x):.1f},{self.y(y):.1f}" for x, y in line.points)
@@ -86,6 +93,21 @@ def ticks(low: float, high: float, about: int, whole: bool = False) -> list[floa
     return [n * step for n in range(math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9) + 1)]
 
 
+def powers_of_ten(low: float, high: float, most: int = 6) -> list[float]:
+    """1, 10, 100 ... that cover the values; every second or third of them where there would be too many."""
+    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    step = math.ceil((last - first) / (most - 1))
+    return [10.0**power for power in range(first, last + step, step)]
+
+
+def tick(value: float) -> str:
+    """A number beside an axis, where there is room for six characters."""
+    for unit, factor in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if factor <= abs(value) < 1e3 * factor and (factor > 1e3 or abs(value) >= 1e5):
+            return f"{value / factor:g}{unit}"
+    return short(value) if 1e-4 <= abs(value) < 1e9 or not value else f"{value:.0e}".replace("e+", "e")
+
+
 def short(value: float) -> str:
     """A number as people read it: 4 figures, no exponent where there need not be one."""
     if value and not 1e-4 <= abs(value) < 1e7:
@@ -95,11 +117,13 @@ def short(value: float) -> str:
     return f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}"
 
 
-def amount(count: float | None) -> str:
-    """MACs and parameters; small networks have thousands of them."""
-    if count is None:
-        return "unknown"
-    return f"{count / 1e6:,.2f}M" if count >= 1e6 else f"{count / 1e3:,.1f}k"
+def number(value: object) -> float | None:
+    """A value that can be drawn: neither NaN nor infinite, nor so large that its distance to another would be."""
+    try:
+        parsed = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return parsed if abs(parsed) < LARGEST else None
 
 
 def front(points: Sequence[tuple[float, float]]) -> list[int]:

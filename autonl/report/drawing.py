@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from autonl.arch.macs import LayerCost
+from autonl.arch.macs import LayerCost, amount
 from autonl.arch.spec import BlockSpec
-from autonl.report.charts import amount
 from autonl.report.runs import Run
 
 

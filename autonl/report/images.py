@@ -19,8 +19,9 @@ from autonl.data.loaders import Loaders, view_of
 from autonl.data.memory import View
 from autonl.data.sources import Images, open_evaluation, open_source
 from autonl.errors import AutoNLError
-from autonl.train.config import Config, load_config, replace
-from autonl.train.run import CONFIG_FILE, known_classes
+from autonl.train.config import replace
+from autonl.train.folder import run_config
+from autonl.train.run import known_classes
 from autonl.weights import load
 
 Wrong = tuple[float, int, int, int, Tensor]  # confidence, place in the set, true class, predicted class, image
@@ -60,15 +61,15 @@ class Judged:
 
 def judge(folder: Path, data: str | None = None, progress: Callable[[str], None] = lambda told: None) -> Judged:
     """The network of a run folder on the images of `data`; on None, the validation images of the run."""
-    kept = folder / CONFIG_FILE
-    config: Config = load_config(str(kept)) if kept.is_file() else Config()
+    ref = folder.absolute()  # never the zoo's network of that name
+    config = run_config(ref)
     config = replace(config, data={"path": data or config.data.path})
     if data is None and config.data.path is None:
         raise AutoNLError("the run does not say where its images are; give --data DIR")
     opened = open_evaluation if data else open_source
-    source = opened(config.data, classes=known_classes(folder))
+    source = opened(config.data, classes=known_classes(ref))
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model: Any = load(folder).to(device)
+    model: Any = load(ref).to(device)
     if source.classes and len(source.classes) != model.num_classes:
         raise AutoNLError(f"the network tells {model.num_classes} classes apart, the data has {len(source.classes)}")
     view = view_of(model, config.data)

@@ -16,8 +16,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from jinja2.utils import htmlsafe_json_dumps
 from markupsafe import Markup
 
+from autonl.arch.macs import amount
 from autonl.errors import shown
-from autonl.report.charts import Chart, Line, amount, short
+from autonl.report.charts import Chart, Line, short, tick
 from autonl.report.compare import compare
 from autonl.report.drawing import Part, draw
 from autonl.report.images import Judged
@@ -80,6 +81,13 @@ class Section:
         return [name if len(name) <= 9 else f"{name[:8]}…" for name in names] if len(names) <= 24 else []
 
     @property
+    def matrix_layout(self) -> dict[str, float]:
+        """In units of a tenth of a cell: the room for names below, which are turned where cells are narrow."""
+        size = len(self.judged.confusion) if self.judged else 0
+        below = 0.0 if not self.matrix_labels else 0.8 * size if size <= 4 else 2.5 * size
+        return {"size": size, "turned": size > 4, "width": 12.5 * size, "height": 10.0 * size + below}
+
+    @property
     def matrix_texts(self) -> list[str]:
         return [
             f"{self.class_name(cell['true'])} taken for {self.class_name(cell['predicted'])}: "
@@ -121,7 +129,14 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters |= {"visible": visible, "embedded": embedded, "amount": amount, "short": short, "quoted": quoted}
+    made.filters |= {
+        "visible": visible,
+        "embedded": embedded,
+        "amount": amount,
+        "short": short,
+        "tick": tick,
+        "quoted": quoted,
+    }
     return made
 
 
@@ -169,8 +184,7 @@ def key_figures(run: Run) -> list[tuple[str, str]]:
         of = " of the classifier" if run.kind == "segmentation" else ""
         figures += [(f"MACs{of}", amount(run.macs)), (f"params{of}", amount(run.params))]
     if run.search and run.search.budget:
-        in_macs = run.search.unit == "macs"
-        figures.append(("budget", amount(run.search.budget) if in_macs else f"{run.search.budget:.2f} ms"))
+        figures.append(("budget", amount(run.search.budget, run.search.unit)))
     if run.spec:
         height, width = run.spec.resolution
         figures.append(
@@ -192,10 +206,11 @@ def curves(run: Run) -> list[Chart]:
     for title, unit, columns in CHARTS:
         told |= columns.keys()
         scale = 1e-6 if unit == "M" else 1.0
+        # of five classes or fewer, the true one is always among the first five
         lines = [
             Line(label, column_points(run, column, scale), colour)
             for colour, (column, label) in enumerate(columns.items())
-            if column_points(run, column, scale)
+            if column_points(run, column, scale) and not (column == "top5" and 0 < len(run.classes) <= 5)
         ]
         budget = run.search.budget if run.search and title.lower() == run.search.unit else None
         if lines:

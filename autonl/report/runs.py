@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,19 +18,17 @@ from autonl.arch.spec import ArchSpec
 from autonl.errors import AutoNLError, shown
 from autonl.models import ARCH_FILE, RUN_FILE, TIMM_PREFIX
 from autonl.profile import profile
-from autonl.report.searches import SEARCH_FILE, SearchRecord, search_record
+from autonl.report.charts import number
+from autonl.report.searches import SearchRecord, search_record
+from autonl.train.folder import CLASSES_FILE, CONFIG_FILE, IOU_FILE, OVERLAYS_FILE, SEARCH_FILE, flat
 from autonl.train.loop import RESULT_FILE
 from autonl.train.records import METRICS_FILE
-from autonl.train.run import CLASSES_FILE, CONFIG_FILE
 from autonl.version import __version__
 
 FILES = (ARCH_FILE, RUN_FILE, CONFIG_FILE, METRICS_FILE, RESULT_FILE, CLASSES_FILE, SEARCH_FILE)
 
-IOU_FILE, OVERLAYS_FILE = "iou.csv", "overlays.png"  # of a segmentation
-
 MAX_BYTES = 32 << 20
 MAX_PICTURE = 2_000_000  # bytes: the page stays below 5 MB
-MAX_DEPTH = 4  # of settings inside settings: a damaged YAML file may contain itself
 
 
 @dataclass
@@ -135,14 +132,6 @@ def mapping_from_yaml(text: str) -> dict[str, Any]:
     return {str(name): value for name, value in content.items()}
 
 
-def flat(content: dict[str, Any], prefix: str = "", depth: int = 1) -> dict[str, Any]:
-    settings: dict[str, Any] = {}
-    for name, value in content.items():
-        inside = isinstance(value, dict) and depth < MAX_DEPTH
-        settings |= flat(value, f"{prefix}{name}.", depth + 1) if inside else {f"{prefix}{name}": value}
-    return settings
-
-
 def rows_from_csv(text: str) -> list[dict[str, float]]:
     rows = []
     for row in csv.DictReader(io.StringIO(text)):
@@ -157,14 +146,6 @@ def rows_from_csv(text: str) -> list[dict[str, float]]:
 
 def classes_from_csv(text: str) -> list[tuple[str, float | None]]:
     return [(row["class"], number(row["iou"])) for row in csv.DictReader(io.StringIO(text))]
-
-
-def number(value: object) -> float | None:
-    try:
-        parsed = float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        return None
-    return parsed if math.isfinite(parsed) else None
 
 
 def numbers_from_json(text: str) -> dict[str, float]:

@@ -13,9 +13,8 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from autonl.errors import AutoNLError
-
-SEARCH_FILE = "search.json"
+from autonl.errors import AutoNLError, shown
+from autonl.report.charts import number
 
 KINDS = {
     "expand": "block and expansion",
@@ -87,8 +86,8 @@ def search_record(text: str) -> SearchRecord:
     if not isinstance(content, dict):
         raise AutoNLError("not a JSON object")
     gates = [str(kind) for kind in content.get("gates", [])]
-    opens = [float(value) for value in content["opens"]] if content.get("opens") else None
-    margins = [[[float(z) for z in row] for row in epoch] for epoch in content.get("margins", [])]
+    opens = [drawable(value) for value in content["opens"]] if content.get("opens") else None
+    margins = [[[drawable(z) for z in row] for row in epoch] for epoch in content.get("margins", [])]
     searched = len(margins[0]) if margins else 0
     if opens and len(opens) != len(gates):
         raise AutoNLError(f"opens has {len(opens)} values for {len(gates)} gates")
@@ -98,7 +97,7 @@ def search_record(text: str) -> SearchRecord:
     budget = content.get("budget")
     return SearchRecord(
         space=str(content.get("space", "")),
-        budget=None if budget is None else float(budget),
+        budget=None if budget is None else drawable(budget),
         unit=str(content.get("unit", "macs")),
         gates=gates,
         opens=opens,
@@ -119,5 +118,12 @@ def rival(entry: dict[str, Any], searched: int) -> Rival:
     kept = [bool(value) for value in entry["kept"]] if entry.get("kept") else None
     if kept and (len(kept) != searched or sum(kept) != len(blocks) - 1):
         raise AutoNLError(f"a candidate keeps {sum(kept)} of {len(kept)} blocks, has {len(blocks)}")
-    loss, trained = (None if entry.get(name) is None else float(entry[name]) for name in ("loss", "trained"))
-    return Rival(float(entry["macs"]), float(entry["top1"]), loss, trained, blocks, kept)
+    loss, trained = (None if entry.get(name) is None else drawable(entry[name]) for name in ("loss", "trained"))
+    return Rival(drawable(entry["macs"]), drawable(entry["top1"]), loss, trained, blocks, kept)
+
+
+def drawable(value: object) -> float:
+    found = number(value)
+    if found is None:
+        raise AutoNLError(f"{shown(value)} is no number that can be shown")
+    return found

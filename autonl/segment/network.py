@@ -83,7 +83,7 @@ def name_of(ref: Ref) -> str:
 
 def load_segmenter(folder: str | os.PathLike[str], weights: str | os.PathLike[str] | None = None) -> Segmenter:
     """The network of the run folder of a segmentation with its weights, in eval mode."""
-    path = Path(folder)
+    path = Path(folder).absolute()  # never the zoo's network of that name
     config = load_config(str(path / CONFIG_FILE), kind=SegmentConfig)
     backbone = create_backbone(path, config.segment.output_stride, {})
     segmenter = Segmenter(backbone, len(known_classes(path)))

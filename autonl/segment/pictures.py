@@ -15,7 +15,6 @@ from autonl.data.masks import DecodedPairs, FitInto, fill_of
 from autonl.data.memory import Normaliser, View
 from autonl.data.pairs import VOID, MaskedSource
 
-OVERLAYS_FILE = "overlays.png"
 STRENGTH = 0.6  # of the colour, the rest is the image
 
 

@@ -17,21 +17,27 @@ from autonl.data.masks import evaluation_batches, training_batches
 from autonl.data.order import derive_seed, rank_batch_size
 from autonl.data.pairs import open_pairs
 from autonl.errors import refuse
-from autonl.models import Ref, resolve, run_arguments
+from autonl.models import Ref, resolve, run_arguments, run_folder
 from autonl.segment.config import SegmentConfig
 from autonl.segment.network import Segmenter, create_backbone, name_of, take_over
-from autonl.segment.pictures import OVERLAYS_FILE, draw_overlays
+from autonl.segment.pictures import draw_overlays
 from autonl.segment.task import Segmentation
 from autonl.train.config import read_yaml, replace
-from autonl.train.folder import CONFIG_FILE, describe, describe_data, view_settings, write_description
+from autonl.train.folder import (
+    CONFIG_FILE,
+    IOU_FILE,
+    OVERLAYS_FILE,
+    describe,
+    describe_data,
+    view_settings,
+    write_description,
+)
 from autonl.train.loop import Result, share
 from autonl.train.progress import Progress
 from autonl.train.records import rows_to_csv
 from autonl.train.run import Where, refuse_what_does_not_run, start
 from autonl.train.state import write_atomically
 from autonl.weights import SEGMENTATION, run_weights
-
-IOU_FILE = "iou.csv"  # class by class, of the final evaluation
 
 
 def train_segmenter(
@@ -61,7 +67,7 @@ def train_segmenter(
     view = dataclasses.replace(view_of(backbone, config.data), interpolation="bilinear", crop_pct=1.0)
     config = replace(config, data=view_settings(view))
     module = Segmenter(backbone, len(source.classes))
-    if not weights and not isinstance(ref, ArchSpec) and os.path.isdir(ref):
+    if not weights and run_folder(ref):
         weights = run_weights(ref)
     if weights:
         take_over(backbone, ref, weights, config.model)
@@ -96,8 +102,8 @@ def train_segmenter(
 
 def run_colours(ref: Ref, config: SegmentConfig) -> dict[str, Any]:
     """Mean and deviation that the network of a run folder was trained with, where the settings name none."""
-    path = None if isinstance(ref, ArchSpec) else Path(ref) / CONFIG_FILE
-    kept = read_yaml(path).get("data") if path and path.is_file() else None
+    folder = run_folder(ref)
+    kept = read_yaml(folder / CONFIG_FILE).get("data") if folder and (folder / CONFIG_FILE).is_file() else None
     if not isinstance(kept, dict):
         return {}
     return {

@@ -101,7 +101,11 @@ RECIPES = tuple(sorted(p.name.removesuffix(".yaml") for p in (resources.files(__
 
 def load_config(recipe: str | None, settings: Iterable[str] = (), kind: type[Section] = Config) -> Section:  # type: ignore[assignment]
     """A recipe (a shipped name or a .yaml file; None: the defaults) with `section.name=value` settings on top."""
-    content = read_recipe(recipe) if recipe else {}
+    return changed_config(read_recipe(recipe) if recipe else {}, settings, kind)
+
+
+def changed_config(content: dict[str, Any], settings: Iterable[str], kind: type[Section]) -> Section:
+    """The content of a recipe with `section.name=value` settings on top."""
     for setting in settings:
         apply_setting(content, setting, kind)
     return from_dict(kind, content)

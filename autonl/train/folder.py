@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import platform
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +20,16 @@ from autonl.data.memory import View
 from autonl.data.pairs import MaskedSource
 from autonl.data.sources import Source
 from autonl.errors import AutoNLError
-from autonl.models import ARCH_FILE, RUN_FILE, TIMM_PREFIX, Ref, resolve
-from autonl.train.config import Config, to_dict
+from autonl.models import ARCH_FILE, RUN_FILE, TIMM_PREFIX, Ref, resolve, run_folder
+from autonl.train.config import Config, changed_config, read_yaml, to_dict
 from autonl.train.state import write_atomically
 from autonl.version import __version__
+from autonl.weights import refuse_segmentation
 
 CONFIG_FILE, CLASSES_FILE = "config.yaml", "classes.txt"
+SEARCH_FILE = "search.json"  # of a search: how the gates moved and what was compared
+IOU_FILE, OVERLAYS_FILE = "iou.csv", "overlays.png"  # of a segmentation: class by class, and images with what was found
+MAX_DEPTH = 4  # of settings inside settings: a damaged YAML file may contain itself
 
 # settings that say where and how fast, not what: they may change when a run is resumed
 MAY_CHANGE = {"data.path", "data.workers", "data.max_corrupt", "data.evaluation_batch_size"} | {
@@ -85,6 +89,16 @@ def write_description(folder: Path, about: dict[str, Any], classes: Sequence[str
     write(CONFIG_FILE, config)
 
 
+def run_config(ref: Ref, settings: Iterable[str] = ()) -> Config:
+    """The settings of a run folder as those of a training, with `section.name=value` on top; for any other REF the
+    defaults. The sections of a search say nothing of the network that it found; a segmentation is refused."""
+    refuse_segmentation(ref)
+    folder = run_folder(ref)
+    content = read_yaml(folder / CONFIG_FILE) if folder and (folder / CONFIG_FILE).is_file() else {}
+    sections = {name: section for name, section in content.items() if name not in ("search", "segment")}
+    return changed_config(sections, settings, Config)
+
+
 def view_settings(view: View) -> dict[str, Any]:
     """What the network sees, as settings of the section data; a rectangle stays the architecture's own."""
     height, width = view.size
@@ -102,7 +116,11 @@ def refuse_other_run(folder: Path, kept: dict[str, Any], now: dict[str, Any]) ->
             f"classes, this command has {now['training_images']} of {len(now['classes'])}, or of others; "
             "resume with the same images, or choose another --out"
         )
-    old, new = flat(kept["config"]), flat(now["config"])
+    # what a search reads from files besides: its space, and the fingerprint of its table
+    old, new = (
+        flat(about["config"] | {name: about[name] for name in ("space", "table") if name in about})
+        for about in (kept, now)
+    )
     for name in sorted((old.keys() | new.keys()) - MAY_CHANGE):
         if old.get(name) != new.get(name):
             raise AutoNLError(
@@ -111,9 +129,10 @@ def refuse_other_run(folder: Path, kept: dict[str, Any], now: dict[str, Any]) ->
             )
 
 
-def flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def flat(settings: dict[str, Any], prefix: str = "", depth: int = 1) -> dict[str, Any]:
     """Settings by their dotted names."""
     items: dict[str, Any] = {}
     for name, value in settings.items():
-        items |= flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+        inside = isinstance(value, dict) and depth < MAX_DEPTH
+        items |= flat(value, f"{prefix}{name}.", depth + 1) if inside else {f"{prefix}{name}": value}
     return items

@@ -12,13 +12,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from autonl.arch.spec import ArchSpec
 from autonl.data.loaders import EvaluationBatches, Loaders, TrainingBatches, view_of
 from autonl.data.memory import View
 from autonl.data.order import derive_seed
 from autonl.data.sources import Source, open_evaluation, open_source
 from autonl.errors import AutoNLError
-from autonl.models import Ref, create_model, run_arguments
+from autonl.models import Ref, create_model, run_arguments, run_folder
 from autonl.train.config import Config, replace
 from autonl.train.folder import (
     CLASSES_FILE,
@@ -215,8 +214,13 @@ def refuse_what_does_not_run(module: Any, view: View) -> None:
 
 def known_classes(ref: Ref) -> list[str]:
     """The classes that the network of a run folder was trained on; none for any other REF."""
-    path = Path(os.fspath(ref)) / CLASSES_FILE if not isinstance(ref, ArchSpec) else None
-    return path.read_text(encoding="utf-8").splitlines() if path and path.is_file() else []
+    folder = run_folder(ref)
+    if not folder or not (folder / CLASSES_FILE).is_file():
+        return []
+    try:
+        return (folder / CLASSES_FILE).read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        raise AutoNLError(f"{folder / CLASSES_FILE}: cannot be read: {error}") from None
 
 
 def find_checkpoint(folder: Path, resume: bool, progress: Progress) -> dict[str, Any] | None:
