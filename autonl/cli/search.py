@@ -84,6 +84,7 @@ def summary(folder: Path, found: Found) -> dict[str, object]:
         "run": str(folder),
         "name": found.spec.name,
         "macs": best.macs,
+        "milliseconds": found.milliseconds[0] if found.milliseconds else None,
         "budget": found.budget,
         "unit": found.unit,
         "selection_top1": best.top1,
@@ -94,16 +95,17 @@ def summary(folder: Path, found: Found) -> dict[str, object]:
 
 
 def print_found(folder: Path, found: Found, recipe: str | None, data: str | None, settings: list[str]) -> None:
+    from autonl.arch.macs import amount
     from autonl.profile import profile
-    from autonl.search.budget import amount
 
     assert found.spec is not None
     print_profile(profile(found.spec))
     console = Console(highlight=False, soft_wrap=True)
     best = found.candidates[0]
     of_budget = f" for a budget of {amount(found.budget, found.unit)}" if found.budget else ""
+    took = f"{amount(found.milliseconds[0], 'milliseconds')} by the table, " if found.milliseconds else ""
     console.print(
-        f"{best.macs / 1e6:.2f}M MACs{of_budget}; {best.top1:.2f}% of the selection images right with the "
+        f"{took}{amount(best.macs)} MACs{of_budget}; {best.top1:.2f}% of the selection images right with the "
         f"super-network's weights, the best of {len(found.candidates)} compared",
         markup=False,
     )

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autonl.arch.macs import count_macs
+from autonl.arch.macs import amount, count_macs
 from autonl.errors import AutoNLError, refuse
 from autonl.search.gates import Columns, Gates, Reached, from_choices
 from autonl.search.space import Space
@@ -26,9 +26,9 @@ def parse_budget(text: str, space: Space) -> int:
     if not match:
         refuse("--macs", text, "MACs such as 300M, or a share of the largest network such as 50%")
     number, unit = float(match[1]), match[2].upper()
-    macs = int(largest * number / 100 if unit == "%" else number * UNITS[unit])
+    macs = largest * number / 100 if unit == "%" else number * UNITS[unit]
     refuse_outside("--macs", text, macs, smallest, largest, space, "macs")
-    return macs
+    return int(macs)  # once it is known not to be infinite
 
 
 def parse_latency(text: str, space: Space, cost: Any) -> float:
@@ -56,11 +56,6 @@ def refuse_outside(
             f"{amount(smallest, unit)} to {amount(largest, unit)}, {100 * smallest / largest:.1f}% to 100%: "
             f"what the networks of the space {space.name} cost",
         )
-
-
-def amount(value: float, unit: str) -> str:
-    """A cost for people: 55.14M MACs, or 12.30 ms."""
-    return f"{value / 1e6:.2f}M" if unit == "macs" else f"{value:.2f} ms"
 
 
 class DualAscent:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import itertools
 import json
 import math
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,26 +21,26 @@ from autonl.arch.spec import ArchSpec
 from autonl.data.loaders import Loaders, view_of
 from autonl.data.memory import Batch
 from autonl.data.order import derive_seed
-from autonl.data.sources import Source, keep_selection, open_source
+from autonl.data.sources import STREAM_PREFIXES, Source, keep_selection, open_source
+from autonl.errors import AutoNLError
 from autonl.models import ARCH_FILE
 from autonl.search.budget import land, parse_budget, parse_latency
 from autonl.search.compare import Candidate, Comparison
 from autonl.search.config import SearchConfig, SearchSettings
-from autonl.search.gates import Gates, to_choices
+from autonl.search.gates import Gates, from_choices, to_choices
 from autonl.search.latency import TableCost
 from autonl.search.pictures import draw_architecture, draw_search
-from autonl.search.space import Space, load_space
+from autonl.search.space import Choice, Space, load_space
 from autonl.search.supernet import SuperNet
 from autonl.search.task import Search
-from autonl.train.config import replace
-from autonl.train.folder import describe, describe_data, view_settings, write_description
+from autonl.train.config import replace, to_dict
+from autonl.train.folder import SEARCH_FILE, describe, describe_data, view_settings, write_description
 from autonl.train.loop import Loop, Result, share
 from autonl.train.progress import Progress
 from autonl.train.run import Started, Where, start
 from autonl.train.state import write_atomically, write_weights
 from autonl.weights import BEST_WEIGHTS, FINAL_WEIGHTS
 
-SEARCH_FILE = "search.json"  # how the gates moved and what was compared
 TRIALS_FOLDER = "trials"  # while they run
 DEFAULT_BUDGET = "50%"
 SELECTION = 0.1  # share of the training images that choose, where the settings name none
@@ -57,6 +58,7 @@ class Found:
     candidates: list[Candidate] = field(default_factory=list)  # the best first
     margins: list[Tensor] = field(default_factory=list)  # (blocks, gates) at the end of every epoch
     warnings: list[str] = field(default_factory=list)
+    milliseconds: list[float] = field(default_factory=list)  # of the candidates, where there is a table
 
 
 def search(
@@ -85,9 +87,16 @@ def search(
         if stopped:
             return Found(stopped, searching.space)
     network = comparison.network(candidates[0].choices)
-    warnings = collapse_warnings(task)
     found = Found(
-        result, searching.space, network.spec, searching.budget, task.unit, candidates, task.margins, warnings
+        result,
+        searching.space,
+        network.spec,
+        searching.budget,
+        task.unit,
+        candidates,
+        task.margins,
+        collapse_warnings(task),
+        [milliseconds(supernet, c.choices) for c in candidates] if searching.config.search.table else [],
     )
     if searching.started.fabric.is_global_zero:
         write_arch(network.spec, folder / ARCH_FILE)
@@ -130,15 +139,19 @@ def prepare(
     started = start(config, folder, resume, where, progress)
     fabric = started.fabric
     config = with_defaults(config)
+    if source is None:
+        refuse_stream(config.data.path)
     source = keep_selection(source, config.data) if source else open_source(config.data, config.seed)
     space = fitted_space(space or load_space(config.search.space), config, source)
     cost = TableCost(space, Path(config.search.table)) if config.search.table else None
     budget = budget_of(config.search, space, cost)
     torch.manual_seed(derive_seed("init", config.seed))
     supernet = SuperNet(space, cost)
+    config = replace(config, data={"image_size": None})  # the space's own, at which its MACs are counted
     view = view_of(supernet.network, config.data)
     config = replace(config, data=view_settings(view))
     about = describe(space.spec(space.largest), config, space.classes, view.size, command) | describe_data(source)
+    about |= {"space": to_dict(space), "table": fingerprint(config.search.table)}
     started.refuse_other_run(about)
     loaders = Loaders(config.data, config.augment, view, space.classes, fabric.device, share(fabric), config.seed)
     assert source.train is not None  # open_source gives training images
@@ -192,6 +205,13 @@ def tried(searching: Searching, candidates: list[Candidate], folder: Path) -> tu
     return [*trained, *candidates[len(trials) :]], None
 
 
+@torch.no_grad()
+def milliseconds(supernet: SuperNet, choices: Sequence[Choice]) -> float:
+    """By the table that is the super-network's cost."""
+    gates = from_choices(choices, supernet.gates.columns).to(supernet.gates.threshold)
+    return float(supernet.cost(supernet.reached(gates)))
+
+
 def story(found: Found, gates: Gates) -> dict[str, Any]:
     """What search.json keeps of a search: for reports, and for whoever wants to know why."""
     space = found.space
@@ -209,13 +229,14 @@ def story(found: Found, gates: Gates) -> dict[str, Any]:
         "candidates": [
             {
                 "macs": candidate.macs,
+                "milliseconds": time,  # None: there is no table
                 "top1": candidate.top1,
                 "loss": candidate.loss if math.isfinite(candidate.loss) else None,
                 "trained": candidate.trained,
                 "kept": [choice.expand > 0 for choice in candidate.choices],
                 "blocks": [block_to_string(block) for block in space.spec(candidate.choices).blocks],
             }
-            for candidate in found.candidates
+            for candidate, time in itertools.zip_longest(found.candidates, found.milliseconds)
         ],
     }
 
@@ -230,6 +251,19 @@ def with_defaults(config: SearchConfig) -> SearchConfig:
         data={"selection": config.data.selection or SELECTION},
         loop={"ema": None, "calibrate_batches": 0},
     )
+
+
+def refuse_stream(path: str | None) -> None:
+    if path and path.startswith(STREAM_PREFIXES):
+        raise AutoNLError(
+            f"{path}: is a stream, which a search cannot use: it keeps training images apart to choose by; "
+            "allowed: a folder of class folders, a .tar file of one, hfds/NAME, digits"
+        )
+
+
+def fingerprint(path: str | None) -> str | None:
+    """Of a file that is known to be readable."""
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest() if path else None
 
 
 def fitted_space(space: Space, config: SearchConfig, source: Source) -> Space:

@@ -1,5 +1,6 @@
 """A search to a budget of milliseconds, by a table that was made up rather than measured."""
 
+import json
 import math
 import random
 from dataclasses import replace
@@ -9,6 +10,7 @@ import torch
 
 from autonl import AutoNLError
 from autonl.arch.codec import block_from_string
+from autonl.cli.search import print_found, summary
 from autonl.latency_table import candidates, write_rows
 from autonl.search.budget import parse_latency
 from autonl.search.gates import Reached, from_choices
@@ -58,7 +60,7 @@ def test_its_gradient_is_that_of_finite_differences(table):
     assert torch.autograd.gradcheck(lambda g: cost(Reached.by(g, columns)), gates)
 
 
-def test_the_found_network_is_as_fast_as_asked_for(table, tmp_path):
+def test_the_found_network_is_as_fast_as_asked_for(table, tmp_path, capsys):
     settings = ("search.latency=60%", f"search.table={table}")
     found = run_search(tmp_path / "run", *settings, space=SPACE, images=200, epochs=1)
     wanted = 0.6 * total(SPACE.spec(SPACE.largest))
@@ -66,6 +68,17 @@ def test_the_found_network_is_as_fast_as_asked_for(table, tmp_path):
     assert found.budget == pytest.approx(wanted)
     assert 0.99 * wanted <= total(found.spec) <= wanted
     assert found.result.history[-1]["train_milliseconds"] > 0
+    # and its time is told, beside its MACs
+    time = pytest.approx(total(found.spec))
+    story = json.loads((tmp_path / "run" / "search.json").read_text())
+    assert time == story["candidates"][0]["milliseconds"]
+    assert time == summary(tmp_path / "run", found)["milliseconds"]
+    print_found(tmp_path / "run", found, None, None, [])
+    assert f"{total(found.spec):.2f} ms by the table, " in capsys.readouterr().out
+    # the same table under its name is asked for when a search goes on
+    write_rows(table, [replace(row, runtime="another") for row in read_rows(table)])
+    with pytest.raises(AutoNLError, match="was started with table = "):
+        run_search(tmp_path / "run", *settings, space=SPACE, images=200, epochs=1, resume=True)
 
 
 @pytest.mark.parametrize(

@@ -21,11 +21,12 @@ from autonl.search.budget import land, parse_budget
 from autonl.search.chance import random_network
 from autonl.search.config import SearchConfig
 from autonl.search.gates import Reached
-from autonl.search.run import search
+from autonl.search.run import prepare, search
 from autonl.search.space import Space, load_space
 from autonl.search.supernet import SuperNet
 from autonl.search.task import Search
 from autonl.train.config import load_config
+from autonl.train.progress import Progress
 from autonl.weights import load
 from tests.conftest import PROVE, prove
 from tests.search.far_apart import SPACE, far_apart
@@ -68,6 +69,27 @@ def run_search(folder, *settings, space=TINY, images=400, resume=False, source=N
     ]
     config = load_config("demo", settings, SearchConfig)
     return search(config, Path(folder), space=space, source=source or few_digits(images), resume=resume, where=ON_CPU)
+
+
+# -- the images --
+
+
+@pytest.mark.parametrize(("asked", "size"), [("24", (24, 24)), ("24x40", (24, 40))])
+def test_images_have_the_size_that_macs_are_counted_at(asked, size, tmp_path):
+    """Whatever the recipe says."""
+    config = load_config("demo", [f"search.resolution={asked}", "data.image_size=64"], SearchConfig)
+    searching = prepare(config, tmp_path / "run", TINY, few_digits(400), False, ON_CPU, Progress, "")
+    images, _ = next(iter(searching.loop.train.epoch(0)))
+    assert images.shape[2:] == searching.supernet.resolution == size
+    assert searching.config.data.image_size == (24 if asked == "24" else None)  # the architecture has the rectangle
+
+
+@pytest.mark.parametrize("path", ["wds/shards", "hfids/images"])
+def test_a_stream_is_refused_as_one(path, tmp_path):
+    config = load_config("demo", [f"data.path={path}"], SearchConfig)
+    with pytest.raises(AutoNLError, match=f"{path}: is a stream, which a search cannot use"):
+        search(config, tmp_path / "run", where=ON_CPU)
+    assert not (tmp_path / "run").exists()
 
 
 # -- the budget --
@@ -307,6 +329,10 @@ def test_resumed_behind_its_last_epoch_ends_the_same(tmp_path):
     shutil.copytree(tmp_path / "run", tmp_path / "ended")
     run_search(tmp_path / "run", *settings, images=160, epochs=1, resume=True)
     assert_same_search(tmp_path / "run", tmp_path / "ended")
+    # the same largest network, and yet another space
+    other = replace(TINY, ratios=(0.25,))
+    with pytest.raises(AutoNLError, match=r"started with space.ratios = \[0.125, 0.25\], this command has \[0.25\]"):
+        run_search(tmp_path / "run", *settings, images=160, epochs=1, resume=True, space=other)
 
 
 def search_and_note(folder, notes):
