@@ -32,17 +32,17 @@ from autonl.train.run import train_classifier
 
 RECIPE = "demo"
 SEARCH_EPOCHS, TRAIN_EPOCHS = 5, 6
+RUNS = ("search", "found", "digits", "random")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--out", type=Path, default=Path("runs/demo"), help="where the runs go; what is there is replaced"
+        "--out", type=Path, default=Path("runs/demo"), help="where the runs go; those that are there are replaced"
     )
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    if arguments.out.exists():
-        shutil.rmtree(arguments.out)
+    remove_runs(arguments.out)
     console = Console(stderr=True, highlight=False)
     reference = zoo_arch("digits")
     budget = count_macs(reference)
@@ -70,6 +70,17 @@ def main() -> None:
         console.print(f"training: {name}")
         rows[name] = train(name, spec, arguments)
     report(contenders, rows, arguments.out)
+
+
+def remove_runs(out: Path) -> None:
+    """Of this example, from before; a folder that holds anything else is left alone."""
+    if not out.exists():
+        return
+    if not out.is_dir() or not all(run.name in RUNS and (run / "config.yaml").is_file() for run in out.iterdir()):
+        raise SystemExit(
+            f"--out {out}: holds more than runs of this example ({', '.join(RUNS)}); choose another folder"
+        )
+    shutil.rmtree(out)
 
 
 def train(name: str, spec: ArchSpec, arguments: Any) -> dict[str, float]:
