@@ -88,6 +88,7 @@ def summary(folder: Path, found: Found) -> dict[str, object]:
         "budget": found.budget,
         "unit": found.unit,
         "selection_top1": best.top1,
+        "trial_top1": best.trained,
         "lightnl": sum(block.lightnl is not None for block in found.spec.blocks),
         "blocks": [block_to_string(block) for block in found.spec.blocks],
         "warnings": found.warnings,
@@ -104,10 +105,12 @@ def print_found(folder: Path, found: Found, recipe: str | None, data: str | None
     best = found.candidates[0]
     of_budget = f" for a budget of {amount(found.budget, found.unit)}" if found.budget else ""
     took = f"{amount(found.milliseconds[0], 'milliseconds')} by the table, " if found.milliseconds else ""
+    right = f"{best.top1:.2f}% of the selection images right with the super-network's weights"
+    if best.trained is not None:
+        tried = sum(candidate.trained is not None for candidate in found.candidates)
+        right += f" and {best.trained:.2f}% after a short training, taken from {tried} so tried"
     console.print(
-        f"{took}{amount(best.macs)} MACs{of_budget}; {best.top1:.2f}% of the selection images right with the "
-        f"super-network's weights, the best of {len(found.candidates)} compared",
-        markup=False,
+        f"{took}{amount(best.macs)} MACs{of_budget}; {right}; {len(found.candidates)} networks compared", markup=False
     )
     for warning in found.warnings:
         console.print(f"warning: {warning}", markup=False)

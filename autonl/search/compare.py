@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,9 +61,12 @@ class Comparison:
         return Candidate(choices, count_macs(network.spec), metrics["top1"], metrics["val_loss"])
 
     def trial(self, choices: Sequence[Choice], folder: Path) -> Result:
-        """The network trained from scratch for `trial_epochs`, with the whole schedule in them."""
+        """The network trained from scratch for `trial_epochs`, with the whole schedule in them.
+
+        folder: of all trials; each goes on in one of its own, named by the network.
+        """
         config, space = self.config, self.supernet.space
-        epochs = config.search.trial_epochs
+        epochs = config.search.trial_epochs or math.ceil(config.schedule.epochs / 8)
         config = replace(
             config,
             schedule={"epochs": epochs, "warmup_epochs": min(config.schedule.warmup_epochs, epochs / 4)},
@@ -72,6 +77,7 @@ class Comparison:
             },
         )
         spec = space.spec(choices)
+        folder = folder / hashlib.sha256(repr(tuple(choices)).encode()).hexdigest()[:16]
         torch.manual_seed(derive_seed("trial", config.seed))
         task = Classification(space.classes, config.optim, config.schedule)
         about = describe(spec, config, space.classes, spec.resolution, "")

@@ -24,8 +24,8 @@ class SearchSettings:
     temperature: tuple[float, float] = (1.0, 0.2)  # of drawing the gates, from the warm-up's end to the search's
     observe_steps: int = 10  # steps between two looks at the evidence
     candidates: int = 16  # networks at the budget that are compared on the selection images
-    trials: int = 0  # of these, the networks that are also trained from scratch for a while; the best one is taken
-    trial_epochs: int = 3
+    trials: int = 6  # of these, the networks that are also trained from scratch for a while; 0: none
+    trial_epochs: int | None = None  # default: an eighth of the search's, rounded up
     calibrate_batches: int = 8  # training batches that BN statistics are taken from before a network is judged
 
     def __post_init__(self) -> None:

@@ -82,7 +82,7 @@ def search(
         return Found(result, searching.space)
     supernet, task, comparison = searching.supernet, searching.task, searching.comparison
     candidates = compared(searching)
-    if searching.config.search.trials:
+    if searching.config.search.trials > 1 and searching.budget is not None:
         candidates, stopped = tried(searching, candidates, folder / TRIALS_FOLDER)
         if stopped:
             return Found(stopped, searching.space)
@@ -177,32 +177,53 @@ def budget_of(settings: SearchSettings, space: Space, cost: TableCost | None) ->
 
 
 def compared(searching: Searching) -> list[Candidate]:
-    """Networks at the budget that the gates value most, or the one that they decide on; the best first."""
-    gates, settings = searching.supernet.gates, searching.config.search
+    """Networks at the budget that the gates value most, or the one that they decide on; the best first.
+
+    Where there are trials, the best one and networks drawn by the gates' margins, for the trials to choose from: the
+    networks valued most are much alike, and how deep a network should be the super-network tells badly.
+    """
+    gates, cost, settings = searching.supernet.gates, searching.supernet.cost, searching.config.search
+
+    def ranked(found: Tensor) -> list[Candidate]:
+        candidates = [searching.comparison.judge(to_choices(setting, gates.columns)) for setting in found]
+        return sorted(candidates, key=lambda candidate: -candidate.top1)
+
     if searching.budget is None:
-        found = gates.decisions().cpu()[None]
-    else:
-        seed = derive_seed("landing", searching.config.seed)
-        found = land(gates, searching.supernet.cost, searching.budget, settings.candidates, seed)
-        if settings.trials > 1:  # and others, by the luck of the draw, for the trials
-            drawn = land(gates, searching.supernet.cost, searching.budget, 2 * settings.trials, seed, luck=1.0)
-            found = torch.cat([found, drawn]).unique(dim=0)
-    candidates = [searching.comparison.judge(to_choices(setting, gates.columns)) for setting in found]
-    return sorted(candidates, key=lambda candidate: -candidate.top1)
+        return ranked(gates.decisions().cpu()[None])
+    seed = derive_seed("landing", searching.config.seed)
+    best = ranked(land(gates, cost, searching.budget, settings.candidates, seed))
+    if settings.trials < 2:
+        return best
+    drawn = ranked(land(gates, cost, searching.budget, 2 * settings.trials, seed, luck=1.0))
+    known = {candidate.choices for candidate in best}
+    return [best[0], *(candidate for candidate in drawn if candidate.choices not in known), *best[1:]]
 
 
 def tried(searching: Searching, candidates: list[Candidate], folder: Path) -> tuple[list[Candidate], Result | None]:
     """The first few trained for a while, the best of them first; or what was asked to stop on the way."""
     trials = candidates[: searching.config.search.trials]
     trained = []
+    images = 0.0
     for index, candidate in enumerate(trials):
         searching.started.shown.say(f"trial {index + 1} of {len(trials)}")
-        result = searching.comparison.trial(candidate.choices, folder / str(index))
+        result = searching.comparison.trial(candidate.choices, folder)
         if result.stopped_by:
             return [], result
         trained.append(dataclasses.replace(candidate, trained=result.metrics["top1"]))
-    trained.sort(key=lambda candidate: -(candidate.trained or 0.0))
-    return [*trained, *candidates[len(trials) :]], None
+        images = result.metrics["val_images"]
+    return [*by_trial(trained, images), *candidates[len(trials) :]], None
+
+
+def by_trial(trained: list[Candidate], images: float) -> list[Candidate]:
+    """The best trial first. The first candidate, the gates' own, gives way only to a difference that so many images
+    can show, one standard error: where no trial has learned anything yet, the trials choose nothing."""
+    favourite, ranked = trained[0], sorted(trained, key=lambda candidate: -(candidate.trained or 0.0))
+    share = (ranked[0].trained or 0.0) / 100
+    error = 100 * math.sqrt(2 * share * (1 - share) / max(images, 1))
+    if (ranked[0].trained or 0.0) - (favourite.trained or 0.0) <= error:
+        ranked.remove(favourite)
+        ranked.insert(0, favourite)
+    return ranked
 
 
 @torch.no_grad()

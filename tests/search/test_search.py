@@ -19,9 +19,10 @@ from autonl.data.digits import digits
 from autonl.data.sources import Source
 from autonl.search.budget import land, parse_budget
 from autonl.search.chance import random_network
+from autonl.search.compare import Candidate
 from autonl.search.config import SearchConfig
 from autonl.search.gates import Reached
-from autonl.search.run import prepare, search
+from autonl.search.run import by_trial, prepare, search
 from autonl.search.space import Space, load_space
 from autonl.search.supernet import SuperNet
 from autonl.search.task import Search
@@ -62,6 +63,7 @@ def run_search(folder, *settings, space=TINY, images=400, resume=False, source=N
         f"schedule.epochs={epochs}",
         "schedule.warmup_epochs=0.5",
         "search.candidates=3",
+        "search.trials=0",
         "search.calibrate_batches=2",
         "search.learned=1.0",
         "loop.checkpoint_steps=5",
@@ -371,7 +373,7 @@ def test_processes_agree_on_how_well_the_task_is_learned(tmp_path):
 
 
 def test_pictures_warnings_and_trials(tmp_path):
-    """The network that is taken is the best of those that were trained for a while, whatever the gates thought."""
+    """Of those that were trained for a while the best is taken, or the gates' own where the best is hardly better."""
     settings = ("search.learned=0.0", "search.warmup=[0.1,0.2]", "search.trials=3", "search.trial_epochs=1")
     found = run_search(tmp_path / "run", *settings, images=200, epochs=3)
     for name in ("arch.png", "search.png"):
@@ -380,11 +382,39 @@ def test_pictures_warnings_and_trials(tmp_path):
     tried = [candidate for candidate in found.candidates if candidate.trained is not None]
     assert len(tried) == 3
     assert tried == found.candidates[:3]
-    assert tried[0].trained == max(candidate.trained for candidate in tried)
+    assert tried == by_trial(tried, 20)
     assert found.space.spec(tried[0].choices, found.spec.name) == found.spec
     assert not (tmp_path / "run" / "trials").exists()
     story = json.loads((tmp_path / "run" / "search.json").read_text())
     assert [candidate["trained"] for candidate in story["candidates"][:3]] == [c.trained for c in tried]
+
+
+@pytest.mark.parametrize(
+    ("tops", "images", "order"),
+    [
+        # sqrt(2 * 0.4 * 0.6 / 4800) is a standard error of 1 point
+        ([39.0, 40.0, 20.0], 4800, [39.0, 40.0, 20.0]),
+        ([38.9, 40.0, 20.0], 4800, [40.0, 38.9, 20.0]),
+        ([38.9, 40.0, 20.0], 48, [38.9, 40.0, 20.0]),
+        ([10.0, 10.0, 10.0], 4800, [10.0, 10.0, 10.0]),
+        ([0.0, 0.0], 4800, [0.0, 0.0]),
+    ],
+)
+def test_a_trial_beats_the_gates_by_a_standard_error(tops, images, order):
+    trained = [Candidate((), 0, 0.0, 0.0, trained=top1) for top1 in tops]
+    assert [candidate.trained for candidate in by_trial(trained, images)] == order
+
+
+def test_a_trial_goes_on_only_with_its_own_network(tmp_path):
+    """Folders are named by the network: what another one left there is not taken over."""
+    folder = tmp_path / "trials"
+    config = load_config("demo", ["data.batch_size=16", "schedule.epochs=1", "search.trials=2"], SearchConfig)
+    searching = prepare(config, tmp_path / "other", TINY, few_digits(160), False, ON_CPU, Progress, "")
+    first, second = TINY.largest, TINY.smallest
+    results = [searching.comparison.trial(choices, folder) for choices in (first, second, first)]
+    assert len(list(folder.iterdir())) == 2
+    assert results[0].metrics == results[2].metrics  # finished: nothing is trained again
+    assert results[2].step == results[0].step
 
 
 def test_lucky_landings_differ_and_follow_the_margins():
