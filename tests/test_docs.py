@@ -165,6 +165,24 @@ def test_example_lightnl_in_timm(workspace, capsys):
     assert "17 of 17 LightNL blocks" in out
 
 
+@pytest.mark.parametrize("stranger", ["notes.txt", "search/notes.txt"])
+def test_make_search_deletes_no_folder_but_its_own(stranger, tmp_path, monkeypatch):
+    module, out = example("digits"), tmp_path / "out"
+    (out / "found").mkdir(parents=True)
+    (out / "found" / "config.yaml").touch()
+    (out / stranger).parent.mkdir(exist_ok=True)
+    (out / stranger).touch()
+    monkeypatch.setattr(sys, "argv", ["digits.py", "--out", str(out)])
+    with pytest.raises(SystemExit, match="holds more than runs of this example"):
+        module.main()
+    assert (out / stranger).exists()
+    (out / stranger).unlink()
+    if stranger.startswith("search"):
+        (out / "search" / "config.yaml").touch()
+    module.remove_runs(out)
+    assert not out.exists()
+
+
 def test_every_example_has_a_test():
     tested = {"own_folder", "lightnl_in_timm", "digits"}  # digits is `make search`, which CI would wait minutes for
     assert {path.stem for path in EXAMPLES} == tested
