@@ -3,8 +3,8 @@
 space, budget, warnings
 gates       the choice that each gate belongs to, and opens, the candidate that it leads to
 margins     epochs x blocks x gates; above 0: open
-candidates  the networks compared, the best first: macs, top1, loss, blocks, and kept, whether each searched block
-            was kept
+candidates  the networks compared, the best first: macs, milliseconds where there is a table, top1, loss, blocks, and
+            kept, whether each searched block was kept
 """
 
 from __future__ import annotations
