@@ -1,12 +1,16 @@
 """What README, docs and examples say is what happens: commands, code, pages.
 
-Commands are run as they are written, page by page, on a few images, with settings at their end that make them small:
-in `make test` those of the first page and the zoo, in `make prove` those of all pages in WALKS. All others, which need
-a GPU, a large set or a phone, are only parsed: the command, its options and their number must exist.
+Commands are run as they are written, page by page, in a folder that holds the images and files that the pages speak of,
+with settings at their end that make them small: in `make test` those of README and of the zoo, in `make prove` those of
+all pages. What a page says in passing is run too, with the reader's words (DIR, NAME) replaced.
+Not run: what installs (its extras must exist), `make` (its targets must), benchmarks, which want a GPU and hours (they
+must print their help), and what other programs do (torchrun).
 """
 
 import importlib.util
+import itertools
 import re
+import runpy
 import shlex
 import shutil
 import subprocess
@@ -16,23 +20,34 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import timm
+import torch
 import typer.main
+from safetensors.torch import save_file
 
 import autonl
 from autonl import cli
 from autonl.data import digits as embedded
 from autonl.data import sources
 from autonl.data.memory import StoredImages
-from tests.conftest import PROVE, prove
+from autonl.train.config import load_config
+from tests.conftest import PROVE
+from tests.segment.small import write_set
 from tests.train.small import write_digits
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-WALKS = [["index.md"], ["zoo.md"], *prove([], [["images.md", "report.md"], ["search.md"], ["extending.md"]])]
+PATHS = {page.name: page for page in PAGES}
+CHEAP = ["README.md", "zoo.md"]
+# pages whose commands go on with what those of another page made
+WALKS = [["images.md", "report.md"], *([page.name] for page in PAGES if page.name not in ("images.md", "report.md"))]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-INLINE = re.compile(r"`((?:autonl|make) [^`]+)`")
+PROGRAM = r"(?:autonl|make|python|pip|torchrun) "
+INLINE = re.compile(rf"`({PROGRAM}[^`]+)`")
+# what the reader puts in
+MEANT = {"DIR": "flowers", "VOC_ROOT": "voc", "NAME": "autonl_l", "REF": "runs/trained", "IMAGE": "photo.jpg"}
 
 QUICK = [
     "data.workers=0",
@@ -43,14 +58,18 @@ QUICK = [
 ]
 SMALL = {
     "train": QUICK,
+    "segment": [*QUICK, "data.batch_size=4", "data.image_size=32", "segment.pictures=1"],
     "search": [
         *QUICK,
         "search.candidates=1",
+        "search.trials=0",
         "search.calibrate_batches=1",
+        "search.space=digits",
         "search.width=0.25",
         "search.resolution=32",
     ],
 }
+FEWER = {"measure": ["--rounds", "1"]}
 
 
 def blocks(page, language):
@@ -58,9 +77,17 @@ def blocks(page, language):
 
 
 def commands(page):
-    """The lines of the shell blocks; README's have no language."""
-    text = "\n".join(text for name, text in BLOCK.findall(page.read_text()) if name in ("sh", ""))
-    return [shlex.split(line, comments=True) for line in text.splitlines() if line.split("#")[0].strip()]
+    """The lines of the shell blocks, README's have no language, and the commands among what a program printed."""
+    text = page.read_text()
+    shell = [line for name, block in BLOCK.findall(text) if name in ("sh", "bash", "") for line in block.splitlines()]
+    shown = [line for name, block in BLOCK.findall(text) if name == "text" for line in block.splitlines()]
+    lines = [*shell, *(line for line in shown if re.match(PROGRAM, line))]
+    return [words for line in lines if (words := shlex.split(line, comments=True))]
+
+
+def mentioned(page):
+    """The commands in the sentences and tables of a page."""
+    return [shlex.split(text) for text in INLINE.findall(BLOCK.sub("", page.read_text()))]
 
 
 @cache
@@ -70,7 +97,10 @@ def small_digits():
 
 @pytest.fixture(scope="module")
 def flowers(tmp_path_factory):
-    return write_digits(tmp_path_factory.mktemp("docs") / "flowers", 10, classes=3)
+    folder = write_digits(tmp_path_factory.mktemp("docs") / "flowers", 10, classes=3)
+    for number, name in enumerate(("daisy", "rose", "tulip")):
+        (folder / f"class{number}").rename(folder / name)
+    return folder
 
 
 @pytest.fixture
@@ -78,16 +108,32 @@ def workspace(tmp_path, monkeypatch, flowers):
     """An empty folder with the images and files that the pages speak of."""
     monkeypatch.chdir(tmp_path)
     shutil.copytree(flowers, tmp_path / "flowers")
-    (tmp_path / "few.yaml").write_text(blocks(ROOT / "docs" / "images.md", "yaml")[0])
+    shutil.copytree(flowers / "rose", tmp_path / "holiday")
+    write_set(tmp_path / "voc", train=4, validation=2)
+    for name in ("photo.jpg", "picture.jpg"):
+        shutil.copy(flowers / "rose" / "000.jpg", tmp_path / name)
     (tmp_path / "mine.yaml").write_text(blocks(ROOT / "docs" / "zoo.md", "yaml")[0])
     (tmp_path / "wide.yaml").write_text(blocks(ROOT / "docs" / "extending.md", "yaml")[0])
     return tmp_path
 
 
+def make_what_is_spoken_of(words, monkeypatch):
+    """Runs and files of the reader's that a command takes and that no command of its page makes."""
+    taken = [word for name, word in itertools.pairwise(words) if name not in ("--out", "--label")]
+    if "model.safetensors" in taken:
+        save_file(timm.create_model("mobilenetv2_100").state_dict(), "model.safetensors")
+    for run in ("runs/trained", "runs/other"):
+        if run in taken and not Path(run).exists():  # large enough for pixel 150,80, with LightNL in all blocks
+            network = shlex.split("autonl train mobilenetv2_lightnl_035 --data flowers --set data.image_size=160 --out")
+            run_command([*network, run], monkeypatch)
+
+
 def run_command(words, monkeypatch):
+    words = [MEANT.get(word, word) for word in words]
     if words[0] == "autonl":
+        make_what_is_spoken_of(words, monkeypatch)
         small = [word for setting in SMALL.get(words[1], []) for word in ("--set", setting)]
-        monkeypatch.setattr(sys, "argv", [*words, *small])
+        monkeypatch.setattr(sys, "argv", [*words, *small, *FEWER.get(words[1], [])])
         with pytest.raises(SystemExit) as stop:
             cli.main()
         assert not stop.value.code, words
@@ -95,16 +141,49 @@ def run_command(words, monkeypatch):
         subprocess.run(["make", "-n", *words[1:]], cwd=ROOT, check=True, capture_output=True)
     elif words[:2] == ["pip", "install"]:
         project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-        assert set(re.findall(r"[\w-]+", words[2].partition("[")[2])) <= project["optional-dependencies"].keys()
+        extras = re.findall(r"[\w-]+", " ".join(words[2:]).partition("[")[2])
+        assert set(extras) <= project["optional-dependencies"].keys(), words
+    elif words[:2] == ["python", "-m"]:
+        run_module(words[2])
+    elif words[0] == "python":
+        run_script(words[1], words[2:], monkeypatch)
     else:
         pytest.fail(f"no rule runs {shlex.join(words)}")
 
 
-@pytest.mark.parametrize("names", WALKS, ids=" ".join)
+def run_module(name):
+    """A benchmark says what it takes, or where it takes nothing can be imported."""
+    assert (ROOT / name.replace(".", "/")).with_suffix(".py").is_file() or (ROOT / name.replace(".", "/")).is_dir()
+    code = f"import runpy, sys; sys.argv = [{name!r}, '--help']; runpy.run_module({name!r}, run_name='__main__')"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "usage:" in done.stdout
+
+
+def run_script(name, arguments, monkeypatch):
+    path = Path(name) if Path(name).is_file() else ROOT / name
+    monkeypatch.setattr(sys, "argv", [str(path), *arguments])
+    runpy.run_path(str(path), run_name="__main__")
+    for folder in Path().glob("sets/*/train/*"):  # of docs/images/draw_sets.py: thousands, of which a few will do
+        for image in sorted(folder.iterdir())[10:]:
+            image.unlink()
+
+
+@pytest.mark.parametrize("names", [walk for walk in WALKS if PROVE or walk[0] in CHEAP], ids=" ".join)
 def test_the_commands_of_a_page_run(workspace, monkeypatch, names):
     monkeypatch.setattr(sources, "digits", small_digits)
-    for words in (words for name in names for words in commands(ROOT / "docs" / name)):
-        run_command(words, monkeypatch)
+    pages = [PATHS[name] for name in names]
+    # a single word, `autonl measure`, names a command and is none
+    spoken = [words for page in pages for words in mentioned(page) if len(words) > 2 or words[0] != "autonl"]
+    done = []
+    for words in [*(words for page in pages for words in commands(page)), *(spoken if PROVE else quick(spoken))]:
+        if words not in done:
+            run_command(words, monkeypatch)
+            done.append(words)
+
+
+def quick(spoken):
+    return [words for words in spoken if words[0] not in ("python", "torchrun")]
 
 
 def parse(words):
@@ -119,17 +198,15 @@ def parse(words):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_command_exists(page, monkeypatch):
-    # a word in capitals stands for one of the reader's: a number fits everywhere
-    inline = [shlex.split(re.sub(r"\b[A-Z]{2,}\d?\b", "1", text)) for text in INLINE.findall(page.read_text())]
-    for words in [*commands(page), *inline]:
+    for words in [*commands(page), *mentioned(page)]:
+        # a word in capitals stands for one of the reader's: a number fits everywhere
+        words = [re.sub(r"\b[A-Z]{2,}\d?\b", "1", word) for word in words]
         if words[0] == "autonl":
             if words[1] != "--install-completion":
                 parse(words)
-        elif words[0] in ("python", "torchrun"):
-            script = next(word for word in words if word.endswith(".py") or word.startswith("benchmarks."))
-            path = script if script.endswith(".py") else script.replace(".", "/") + ".py"
-            assert (ROOT / path).is_file(), words
-        else:
+        elif words[:2] == ["python", "-m"]:
+            assert importlib.util.find_spec(words[2]), words
+        elif words[0] != "python":
             run_command(words, monkeypatch)
 
 
@@ -147,22 +224,54 @@ def example(name):
     spec = importlib.util.spec_from_file_location(name, ROOT / "examples" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module.main
+    return module
 
 
 def test_example_own_folder(workspace, capsys):
-    settings = [word for setting in [*SMALL["search"], "search.space=digits"] for word in ("--set", setting)]
-    example("own_folder")(["flowers", "--epochs", "1", "--batch-size", "16", "--res", "32", *settings])
+    settings = [word for setting in SMALL["search"] for word in ("--set", setting)]
+    example("own_folder").main(["flowers", "--epochs", "1", "--batch-size", "16", "--res", "32", *settings])
     assert "validation images" in capsys.readouterr().out
     assert 10_000 < (workspace / "runs/own/report.html").stat().st_size < 5_000_000
 
 
 def test_example_lightnl_in_timm(workspace, capsys):
-    example("lightnl_in_timm")(["mobilenetv2_035", "--steps", "2"])
+    example("lightnl_in_timm").main(["mobilenetv2_035", "--steps", "2"])
     out = capsys.readouterr().out
     assert "59.3M MACs, with LightNL 63.1M" in out
     assert "outputs are the same: True" in out
     assert "17 of 17 LightNL blocks" in out
+
+
+def test_example_finetune_export(workspace, capsys):
+    """Weights of ten classes are tuned on three; the file answers as the network does, the script runs it."""
+    torch.manual_seed(0)
+    save_file(autonl.create_model("digits").state_dict(), "digits.safetensors")
+    small = ["--epochs", "1", "--batch-size", "8", "--out", "flowers.onnx"]
+    example("finetune_export").main(["flowers", "--network", "digits", "--weights", "digits.safetensors", *small])
+    out = capsys.readouterr().out
+    assert "of 3 validation images" in out
+    assert "the same class on 100% of the images" in out
+    assert Path("flowers.onnx.labels.txt").read_text().split() == ["daisy", "rose", "tulip"]
+    assert "next: python flowers_onnx.py IMAGE" in out
+
+
+def test_example_digits(workspace, monkeypatch, capsys):
+    """`make search`, with an epoch a run on a few digits."""
+    monkeypatch.setattr(sources, "digits", small_digits)
+    module = example("digits")
+    monkeypatch.setattr(module, "SEARCH_EPOCHS", 1)
+    monkeypatch.setattr(module, "TRAIN_EPOCHS", 1)
+    fewer = ["search.trials=0", "search.candidates=1", "search.calibrate_batches=1"]
+    monkeypatch.setattr(
+        module,
+        "load_config",
+        lambda recipe, settings, *kind: load_config(recipe, [*settings, *(fewer if kind else ())], *kind),
+    )
+    monkeypatch.setattr(sys, "argv", ["digits.py", "--out", "runs/demo"])
+    module.main()
+    out = capsys.readouterr().out
+    assert all(re.search(rf"^{name} +\d", out, re.MULTILINE) for name in ("found", "digits", "random"))
+    assert "points of top-1; two standard errors are" in out
 
 
 @pytest.mark.parametrize("stranger", ["notes.txt", "search/notes.txt"])
@@ -184,7 +293,7 @@ def test_make_search_deletes_no_folder_but_its_own(stranger, tmp_path, monkeypat
 
 
 def test_every_example_has_a_test():
-    tested = {"own_folder", "lightnl_in_timm", "digits"}  # digits is `make search`, which CI would wait minutes for
+    tested = {name.removeprefix("test_example_") for name in globals() if name.startswith("test_example_")}
     assert {path.stem for path in EXAMPLES} == tested
 
 

@@ -18,7 +18,10 @@ from autonl.cli.progress import TrainingBar
 if TYPE_CHECKING:
     from autonl.train.loop import Result
 
-RECIPE_HELP = "imagenet_mnas, tiny_imagenet, demo, or a .yaml file. Default: SGD, cosine, 30 epochs."
+RECIPE_HELP = (
+    "few (for a few hundred images), demo, tiny_imagenet, imagenet_mnas, or a .yaml file. "
+    "Default: SGD, cosine, 30 epochs, batches of 256."
+)
 
 
 def train(

@@ -63,7 +63,7 @@ class TrainingOrder:
         if not self.batches:
             raise AutoNLError(
                 f"{count} training images do not fill one batch: data.batch_size is {batch_size}; "
-                f"allowed: up to {count}, by --set data.batch_size=N"
+                f"allowed: up to {count}, by --set data.batch_size=N; --recipe few suits a few hundred images"
             )
         self.begin(0)
 

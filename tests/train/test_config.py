@@ -16,7 +16,7 @@ def test_every_recipe_loads_and_survives_a_round_trip(recipe):
 
 
 def test_the_recipes_that_are_shipped():
-    assert set(RECIPES) == {"demo", "imagenet_mnas", "tiny_imagenet", "voc"}
+    assert set(RECIPES) == {"demo", "few", "imagenet_mnas", "tiny_imagenet", "voc"}
 
 
 def test_the_papers_recipe():
