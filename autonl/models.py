@@ -50,6 +50,8 @@ def resolve(ref: Ref) -> ArchSpec | str:
         raise AutoNLError(f"{text}: the folder holds no {ARCH_FILE}; a run folder does")
     if os.path.isfile(text) or path.suffix in (".yaml", ".yml"):
         return read_arch(path)
+    if os.sep in text:
+        raise AutoNLError(f"{text}: no such run folder; `autonl models` names the networks that need none")
     refuse_name("network (zoo name, arch.yaml, run folder or timm:NAME)", text, ZOO)
 
 
