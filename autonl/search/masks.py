@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from autonl.arch.spec import share_of
@@ -35,60 +36,72 @@ class Candidates:
         )
 
     def levels(self) -> list[Tensor]:
-        """For expansion, kernel, SE and ratio: the candidate that each element of a mask comes with."""
-        return [prefix_levels(self.widths), ring_levels(self.kernels)] + [
-            prefix_levels(sizes) for sizes in (self.squeezed, self.compact)
-        ]
+        """For expansion, SE and ratio: the candidate that each element of a mask comes with."""
+        return [prefix_levels(sizes) for sizes in (self.widths, self.squeezed, self.compact)]
 
 
 @dataclass(frozen=True)
 class BlockMasks:
-    """0 / 1 under hard gates. keep, squeeze and nonlocal_ are single numbers."""
+    """0 / 1 under hard gates, and weights behind such masks. keep and squeeze are single numbers."""
 
     keep: Tensor
     squeeze: Tensor
-    nonlocal_: Tensor
     stride: tuple[Tensor, ...]  # one a stride: whether its positions count
     mid: Tensor  # (mid, 1, 1): a mask over a 1x1 kernel's inputs
     kernel: Tensor  # (K, K)
     se: Tensor  # (se, 1, 1)
     ratio: Tensor  # (Cr,)
+    affine: tuple[Tensor, ...]  # gamma and beta of LightNL's BN: the gate on them is the gate on the whole branch
 
 
 class Masks(nn.Module):
-    """Every mask element is one reached candidate: a product with a 0 / 1 matrix spreads them all."""
+    """Every mask element is one reached candidate: products with 0 / 1 matrices spread them all."""
 
     spread: Tensor
+    ring: Tensor
+    affine_rows: Tensor
 
-    def __init__(self, candidates: Sequence[Candidates]) -> None:
+    def __init__(self, candidates: Sequence[Candidates], out_chs: Sequence[int]) -> None:
         super().__init__()
         levels = [block.levels() for block in candidates]
-        # candidates of a block stand side by side: expansions, kernels, SE, ratios
-        counts = [len(candidates[0].widths), len(candidates[0].kernels)]
-        counts += [max(1, len(sizes)) for sizes in (candidates[0].squeezed, candidates[0].compact)]
+        # candidates of a block stand side by side: expansions, SE, ratios
+        counts = [max(1, len(sizes)) for sizes in (candidates[0].widths, candidates[0].squeezed, candidates[0].compact)]
         starts = [0, *itertools.accumulate(counts)]
         columns = [
             block * starts[-1] + start + level
             for block, block_levels in enumerate(levels)
             for start, level in zip(starts, block_levels, strict=False)
         ]
-        sources = torch.cat(columns)
-        spread = torch.zeros(len(sources), len(candidates) * starts[-1])
-        spread[torch.arange(len(sources)), sources] = 1
-        self.register_buffer("spread", spread, persistent=False)
         self.sizes = [len(level) for block_levels in levels for level in block_levels]
+        self.out_chs = list(out_chs)
         self.side = candidates[0].kernels[-1]
-
-    def forward(self, reached: Reached) -> list[BlockMasks]:
-        flat = torch.cat([reached.expand, reached.kernel, reached.se, reached.ratio], 1).flatten()
-        parts = iter((self.spread @ flat).split(self.sizes))
-        masks = []
-        for keep, squeeze, nonlocal_, stride in zip(
-            reached.keep.unbind(), reached.squeeze.unbind(), reached.nonlocal_.unbind(), reached.stride, strict=True
+        kernels = candidates[0].kernels
+        for name, sources, count in (
+            ("spread", torch.cat(columns), len(candidates) * starts[-1]),
+            ("ring", ring_levels(kernels), len(kernels)),
+            ("affine_rows", prefix_levels(list(itertools.accumulate(out_chs))).repeat(2), len(candidates)),
         ):
-            mid, kernel, se, ratio = (next(parts) for _ in range(4))
-            mid, kernel, se = mid.view(-1, 1, 1), kernel.view(self.side, self.side), se.view(-1, 1, 1)
-            masks.append(BlockMasks(keep, squeeze, nonlocal_, stride.unbind(), mid, kernel, se, ratio))
+            self.register_buffer(name, F.one_hot(sources, count).float(), persistent=False)
+
+    def forward(self, reached: Reached, affine: Sequence[tuple[Tensor, Tensor]]) -> list[BlockMasks]:
+        """affine: gamma and beta of every block's LightNL, or none at all."""
+        flat = torch.cat([reached.expand, reached.se, reached.ratio], 1).flatten()
+        parts = iter((self.spread @ flat).split(self.sizes))
+        strides = zip(*(column.unbind() for column in reached.stride.unbind(1)), strict=True)
+
+        kernels = (reached.kernel @ self.ring.T).view(-1, self.side, self.side).unbind()
+        affines: Iterable[tuple[Tensor, ...]] = itertools.repeat(())
+        if affine:
+            both = torch.cat([gamma for gamma, _ in affine] + [beta for _, beta in affine])
+            gated = (both * (self.affine_rows @ reached.nonlocal_)).split(self.out_chs * 2)
+            affines = zip(gated[: len(affine)], gated[len(affine) :], strict=True)
+
+        masks = []
+        for keep, squeeze, stride, kernel, pair in zip(
+            reached.keep.unbind(), reached.squeeze.unbind(), strides, kernels, affines, strict=False
+        ):
+            mid, se, ratio = (next(parts) for _ in range(3))
+            masks.append(BlockMasks(keep, squeeze, stride, mid.view(-1, 1, 1), kernel, se.view(-1, 1, 1), ratio, pair))
         return masks
 
 

@@ -41,7 +41,7 @@ class SuperNet(nn.Module):
         self.candidates = [
             Candidates.of(space, block.conv_pw.in_channels, block.conv_pwl.out_channels) for block in self.searched()
         ]
-        self.masks = Masks(self.candidates)
+        self.masks = Masks(self.candidates, [block.conv_pwl.out_channels for block in self.searched()])
         self.observing = False  # gather evidence in the next forward passes
 
     def searched(self) -> list[Any]:
@@ -50,7 +50,7 @@ class SuperNet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         network = self.network
-        masks = self.masks(self.reached())
+        masks = self.masked(self.reached())
         x = network.bn1(network.conv_stem(x))
         x = network.blocks[0][0](x)
         evidence = []
@@ -62,6 +62,10 @@ class SuperNet(nn.Module):
         if evidence:
             self.gates.observe(torch.stack(evidence))
         return network.forward_head(network.bn2(network.conv_head(x)))
+
+    def masked(self, reached: Reached) -> list[BlockMasks]:
+        norms = [block.bn3[1].bn for block in self.searched()] if self.space.ratios else []
+        return self.masks(reached, [(norm.weight, norm.bias) for norm in norms])
 
     def macs(self, gates: Tensor | None = None) -> Tensor:
         """Multiply-accumulates under the gates (default: as they are), in float64, differentiable."""
@@ -91,7 +95,7 @@ def super_block(
         x = super_lightnl(x, lightnl, candidates, masks, seen)
     else:
         x = block.bn3(x)
-    return shortcut + masks.keep * x if block.has_skip else x
+    return torch.addcmul(shortcut, masks.keep.to(x.dtype), x) if block.has_skip else x
 
 
 def super_squeeze(x: Tensor, se: Any, candidates: Candidates, masks: BlockMasks, seen: list[Tensor] | None) -> Tensor:
@@ -101,7 +105,7 @@ def super_squeeze(x: Tensor, se: Any, candidates: Candidates, masks: BlockMasks,
     scale = se.gate(F.conv2d(hidden, se.conv_expand.weight * masks.se, se.conv_expand.bias))
     if seen is not None:
         seen.append(squeeze_evidence(scale, hidden, se.conv_expand.weight, candidates.squeezed))
-    return x * (1 + masks.squeeze * (scale - 1))
+    return x * torch.lerp(torch.ones_like(scale), scale, masks.squeeze.to(scale.dtype))
 
 
 def super_lightnl(
@@ -111,11 +115,13 @@ def super_lightnl(
     height, width = x.shape[-2:]
     compact_chs = candidates.compact[-1]
     share = (height * width) ** (-1 / 3)
-    x_c = x[:, :compact_chs].flatten(2) * share  # (N, Cr, HW)
+    scaled = x * share
+    x_c = scaled[:, :compact_chs].flatten(2)  # (N, Cr, HW)
     grams = []  # one a stride, from the fewest positions to the most
     for stride in candidates.strides:
-        x_s = x[:, :, ::stride, ::stride].flatten(2) * share  # (N, C, S)
-        grams.append(x_s @ x_s[:, :compact_chs].mT)  # (N, C, S) (N, S, Cr) -> (N, C, Cr)
+        x_s = scaled[:, :, ::stride, ::stride].flatten(2)  # (N, C, S)
+        x_sc = x_c if stride == 1 else x_s[:, :compact_chs]
+        grams.append(x_s @ x_sc.mT)  # (N, C, S) (N, S, Cr) -> (N, C, Cr)
     gram = grams[0]
     for before, after, reached in zip(grams, grams[1:], masks.stride[1:], strict=False):
         gram = gram + reached * (after - before)  # the positions that a finer grid adds
@@ -128,7 +134,5 @@ def super_lightnl(
     if seen is not None:
         counts = [sampled(height, width, stride) for stride in candidates.strides]
         seen.append(affinity_distances([g[:, :compact_chs] for g in grams], counts, candidates.compact))
-    # the gate on gamma and beta is the gate on the whole branch, and its gradient a sum over channels, not over maps
-    affine = {"weight": lightnl.bn.weight * masks.nonlocal_, "bias": lightnl.bn.bias * masks.nonlocal_}
     u = lightnl.depthwise(y.unflatten(2, (height, width)))
-    return x + functional_call(lightnl.bn, affine, (u,))
+    return x + functional_call(lightnl.bn, dict(zip(("weight", "bias"), masks.affine, strict=True)), (u,))

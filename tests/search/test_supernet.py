@@ -128,7 +128,7 @@ def test_a_closed_gate_is_the_identity_bit_for_bit():
     columns = supernet.gates.columns
     x = torch.randn(2, 16, 5, 7)
     dropped, without_lightnl = (
-        supernet.masks(Reached.by(from_choices([choice] * 7, columns).float(), columns))[1]
+        supernet.masked(Reached.by(from_choices([choice] * 7, columns).float(), columns))[1]
         for choice in (Choice(0, 2, 2, 3, 2), Choice(3, 2, 2, 0, 2))
     )
     with torch.no_grad():
