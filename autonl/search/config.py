@@ -22,6 +22,7 @@ class SearchSettings:
     learned: float = 0.85  # the warm-up ends when the loss is below this share of chance's
     travel: float = 5.0  # how far a threshold can move over the search, in temperatures of its gate
     temperature: tuple[float, float] = (1.0, 0.2)  # of drawing the gates, from the warm-up's end to the search's
+    memory: float = 0.98  # of the moving averages of the evidence; 0: the last look alone
     observe_steps: int = 10  # steps between two looks at the evidence
     candidates: int = 16  # networks at the budget that are compared on the selection images
     trials: int = 6  # of these, the networks that are also trained from scratch for a while; 0: none
@@ -42,6 +43,7 @@ class SearchSettings:
         between("search.warmup", self.warmup[0], 0, self.warmup[1])
         between("search.warmup", self.warmup[1], 0, 1)
         between("search.learned", self.learned, 0, 1)
+        between("search.memory", self.memory, 0, 0.9999)
         for value in self.temperature:
             between("search.temperature", value, 0.01, 100)
         at_least("search.trials", self.trials, 0)

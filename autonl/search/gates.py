@@ -70,10 +70,10 @@ class Gates(nn.Module):
     tau: Tensor
     always_open: Tensor
 
-    def __init__(self, space: Space, momentum: float = 0.98) -> None:
+    def __init__(self, space: Space) -> None:
         super().__init__()
         self.columns = Columns.of(space)
-        self.momentum = momentum
+        self.memory = 0.98  # of the moving averages of the evidence
         self.mode = "open"  # all open; "sample": drawn by their margins; "decide": what the margins say
         self.temperature = 1.0  # the lower, the more decided are the draws
         self.generator = torch.Generator()  # on the CPU: the same draws on every device and process
@@ -98,7 +98,7 @@ class Gates(nn.Module):
             torch.distributed.all_reduce(evidence)
             evidence = evidence / torch.distributed.get_world_size()
         # a running mean at first, an exponential one later
-        share = 1 / torch.clamp(self.observations + 1, max=1 / (1 - self.momentum))
+        share = 1 / torch.clamp(self.observations + 1, max=1 / (1 - self.memory))
         self.evidence.lerp_(evidence.to(self.evidence.dtype), share.to(self.evidence.dtype))
         self.observations += 1
 

@@ -14,8 +14,9 @@ IMAGES = Path(__file__).parents[2] / "docs" / "images"
 
 # what belongs together in the drawing: {how it is named: (suite, job) of its points}
 KINDS = {
-    "found": (("search", "found"), ("budget", "found")),
-    "found without LightNL": (("search", "found without LightNL"),),
+    "found": (("search", "found with trials"), ("budget", "found")),
+    "found by the gates alone": (("search", "found"),),
+    "the same without LightNL": (("search", "found without LightNL"),),
     "random": (("search", "random"), ("budget", "random")),
     "MobileNetV2-LightNL": (
         *(("gain", "+ LightNL"), ("budget", "MobileNetV2-LightNL")),
@@ -42,7 +43,7 @@ def accuracy_against_macs() -> Path | None:
         drawn += 1
         x, y = [macs(group) for group in points], [group.mean for group in points]
         bars = [group.error or 0 for group in points]
-        marker = "osD^vPX*<"[number]
+        marker = "osD^vPX*<>"[number]
         axes.errorbar(x, y, bars, marker=marker, capsize=3, label=name, color=f"C{number}", linewidth=1)
     if not drawn:
         return None

@@ -29,7 +29,7 @@ class Job:
     kind: str = "train"  # train, search, segment
     budget: str = "mobilenetv2_100"  # of a search or a random network: the network that costs as much
     share: float = 1.0  # of the budget
-    space: str = "autonl"  # or autonl without: LIST of what is switched off
+    space: str = ""  # what is changed in the space autonl: a key of run.SPACES
     weights: str = ""  # of a backbone: a file beside the VOC images
     needs: str = ""  # the key of the job whose architecture (found) or weights (segment) this one takes
     resolution: int = RESOLUTION
@@ -51,7 +51,7 @@ def trained(suite: str, name: str, network: str, **more: object) -> Callable[[in
 
 
 def found(suite: str, name: str, count: int = 3, **search: object) -> list[Job]:
-    """Searches with different seeds, and a training from scratch of what each found."""
+    """Searches with different seeds, and a training from scratch of what each found; settings are the searches'."""
     jobs = []
     for seed in range(count):
         searching = Job(suite, f"{name}: search", seed, kind="search", **search)  # type: ignore[arg-type]
@@ -89,14 +89,36 @@ def gain() -> list[Job]:
     )
 
 
+GATES_ALONE = ("search.trials=0",)  # as the search was before it had trials
+
+
 def search() -> list[Job]:
     """MobileNetV2 and MobileNetV2-LightNL stand in suite gain."""
     suite = "search"
     random = [Job(suite, "random", seed, "random") for seed in range(5)]
     zoo = seeds(2, trained(suite, "AutoNL-S", "autonl_s"), trained(suite, "AutoNL-L", "autonl_l"))
     peers = [Job(suite, name, 0, f"timm:{name}") for name in ("mobilenetv3_large_100", "efficientnet_b0", "mixnet_s")]
-    without = found(suite, "found without LightNL", space="autonl without: lightnl")
-    return [*found(suite, "found"), *random, *without, *zoo, *peers]
+    return [
+        *found(suite, "found", settings=GATES_ALONE),
+        *random,
+        *found(suite, "found without LightNL", 1, space="without LightNL", settings=GATES_ALONE),
+        *found(suite, "found with trials"),
+        *found(suite, "found with trials, without LightNL", space="without LightNL"),
+        *found(suite, "found with trials, LightNL by energy", 1, space="by energy"),
+        *zoo,
+        *peers,
+    ]
+
+
+def ablation() -> list[Job]:
+    """What the parts of the search bring; the whole is "found with trials" of suite search, less its trials "found"."""
+    suite = "ablation"
+    return [
+        *found(suite, "without warm-up", 1, settings=(*GATES_ALONE, "search.warmup=[0,0]")),
+        *found(suite, "without moving averages", 1, settings=(*GATES_ALONE, "search.memory=0")),
+        *found(suite, "thresholds that do not move", 1, settings=(*GATES_ALONE, "search.travel=0")),
+        *found(suite, "location only", 1, space="location only", settings=GATES_ALONE),
+    ]
 
 
 def table2() -> list[Job]:
@@ -159,4 +181,4 @@ def segmentation() -> list[Job]:
     return [pretrained, *seeds(3, backbone("MobileNetV2"), backbone("+ LightNL"))]
 
 
-SUITES = {suite.__name__: suite for suite in (tuning, gain, search, segmentation, table2, widths, budget)}
+SUITES = {suite.__name__: suite for suite in (tuning, gain, search, segmentation, table2, widths, budget, ablation)}

@@ -190,15 +190,18 @@ def budget_of(job: Job) -> int:
 
 def space_of(job: Job, fitted: bool = True) -> Space:
     """The job's space; fitted: as wide as the job's networks (a search scales it by itself)."""
-    name, _, without = job.space.partition(" without: ")
-    space = dataclasses.replace(load_space(name), classes=CLASSES, resolution=str(job.resolution))
-    if without:
-        space = dataclasses.replace(space, **WITHOUT[without])
+    changes = {"classes": CLASSES, "resolution": str(job.resolution)} | SPACES[job.space]
+    space = dataclasses.replace(load_space("autonl"), **changes)
     return space.scaled(job.width) if fitted and job.width != 1 else space
 
 
 CLASSES = 100  # of Tiny-ImageNet-100; a smoke run on fewer has budgets of its own all the same
-WITHOUT: dict[str, dict[str, Any]] = {"lightnl": {"ratios": ()}}
+SPACES: dict[str, dict[str, Any]] = {
+    "": {},
+    "without LightNL": {"ratios": ()},
+    "by energy": {"operator": "lightnl_energy"},
+    "location only": {"ratios": (0.25,), "strides": (1,)},
+}
 
 
 def figures(module: nn.Module, resolution: int, spec: ArchSpec | None) -> dict[str, Any]:

@@ -112,7 +112,8 @@ def test_what_all_blocks_gain_or_lose_together_opens_and_closes_nothing():
 
 
 def test_evidence_is_a_mean_at_first_and_a_moving_average_later():
-    gates = Gates(SMALL, momentum=0.9)
+    gates = Gates(SMALL)
+    gates.memory = 0.9
     for value in (1.0, 2.0, 3.0):
         gates.observe(torch.full_like(gates.evidence, value))
     assert gates.evidence[0, 0].item() == pytest.approx(2.0)
