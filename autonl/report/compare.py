@@ -23,6 +23,7 @@ class Point:
     on_front: bool
     x: float
     y: float
+    bar: tuple[float, float] | None  # two standard errors below and above, as places
 
 
 @dataclass(frozen=True)
@@ -58,21 +59,38 @@ def compare(runs: Sequence[Run]) -> Comparison:
     if len(trained) > 1:
         on_front = sorted((runs[n].macs / 1e6, runs[n].result["top1"]) for n in best)  # type: ignore[operator]
         everyone = [(macs / 1e6, top1) for macs, top1 in costs]
-        lines = [Line("front", on_front), Line("", everyone, colour=1)]
+        errors = [two_errors(runs[n]) or 0.0 for n in trained]
+        # the axis holds the bars: differences within them would fill the chart otherwise
+        ends = [(macs, top1 + sign * e) for (macs, top1), e in zip(everyone, errors, strict=True) for sign in (-1, 1)]
+        lines = [Line("front", on_front), Line("", everyone, colour=1), Line("", ends)]
         chart = Chart("accuracy against MACs", "%", lines, x_label="MACs (M)")
         points = [
-            Point(n + 1, runs[n].name, macs, top1, n in best, chart.x(macs), chart.y(top1))
-            for n, (macs, top1) in zip(trained, everyone, strict=True)
+            Point(
+                n + 1,
+                runs[n].name,
+                macs,
+                top1,
+                n in best,
+                chart.x(macs),
+                chart.y(top1),
+                (chart.y(top1 - error), chart.y(top1 + error)) if error else None,
+            )
+            for n, (macs, top1), error in zip(trained, everyone, errors, strict=True)
         ]
     return Comparison(rows, chart, points, different(runs))
 
 
+def two_errors(run: Run) -> float | None:
+    """Two standard errors of top1, from the number of images."""
+    top1, images = run.result.get("top1"), run.result.get("val_images")
+    if top1 is None or not images or images <= 0 or not 0 <= top1 <= 100:
+        return None
+    return 200 * math.sqrt(top1 / 100 * (1 - top1 / 100) / images)
+
+
 def row(runs: Sequence[Run], n: int, on_front: bool) -> Row:
     run = runs[n]
-    top1, images = run.result.get("top1"), run.result.get("val_images")
-    error = None
-    if top1 is not None and images and images > 0 and 0 <= top1 <= 100:
-        error = 200 * math.sqrt(top1 / 100 * (1 - top1 / 100) / images)
+    top1, error = run.result.get("top1"), two_errors(run)
     # a search is judged on other images, with weights that were trained for all networks at once
     first = next((other for other in runs if "top1" in other.result and not other.is_search), None)
     difference = top1 - first.result["top1"] if first and top1 is not None and not run.is_search else None
