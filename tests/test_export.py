@@ -15,6 +15,7 @@ from torch import nn
 import autonl
 from autonl.arch.codec import write_arch
 from autonl.arch.spec import ArchSpec, BlockSpec, LightNLSpec
+from autonl.data.memory import View
 from autonl.errors import AutoNLError
 from autonl.export import judge as judging
 from autonl.export import run as export_run
@@ -247,6 +248,33 @@ def test_images_to_judge_by():
     assert not torch.equal(images[0], images[1])
     assert [len(part) for part in parts_of(np.zeros((9, 1)), (1, 2, 3))] == [1, 2, 3, 1, 2]
     assert sum(len(images) for images, _ in up_to(made_images((4, 4)), 23)) == 23
+
+
+def test_images_come_from_all_over_a_set_and_ranges_from_its_training_part(tmp_path):
+    """Folders are sorted by class; every image here has one colour, which tells it."""
+    for split, base in (("train", 0), ("val", 100)):
+        for label in range(5):
+            (tmp_path / split / str(label)).mkdir(parents=True)
+            for number in range(2):
+                pixels = np.full((16, 16, 3), base + 10 * label + number, np.uint8)
+                Image.fromarray(pixels).save(tmp_path / split / str(label) / f"{number}.png")
+    model = nn.Module()
+    model.num_classes = 5
+    view = View((16, 16), mean=(0.0, 0.0, 0.0), std=(1 / 255,) * 3)
+
+    def colours(most, training):
+        shown = export_run.batches(str(tmp_path), model, view, most, training=training)
+        return [round(image.mean().item()) for images, _ in shown for image in images]
+
+    assert colours(5, training=True) == [0, 10, 20, 30, 40]
+    assert colours(3, training=False) == [100, 111, 130]  # every 10 / 3rd
+    assert len(colours(99, training=False)) == 10
+    labels = [labels for _, labels in export_run.batches("digits", model, view, 20)]
+    assert set(torch.cat(labels).tolist()) == {-1}  # ten classes are not the network's five
+    model.num_classes = 10
+    for training in (False, True):
+        labels = [labels for _, labels in export_run.batches("digits", model, view, 20, training=training)]
+        assert torch.cat(labels).bincount().tolist() == [2] * 10
 
 
 @pytest.mark.parametrize("name", [installed("onnx"), installed("openvino")])
