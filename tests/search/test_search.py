@@ -263,7 +263,7 @@ def test_it_keeps_lightnl_where_only_long_range_helps(tmp_path):
 def test_it_beats_the_search_without_lightnl(tmp_path):
     """At the same MACs, by more than two standard errors; without LightNL nothing beats chance."""
     source = far_apart()
-    settings = ("data.batch_size=64", "optim.lr=0.05")
+    settings = ("data.batch_size=64", "optim.lr=0.05", "search.trials=6")
     spaces = {"with": SPACE, "without": replace(SPACE, ratios=())}
     found = {
         name: [far_apart_accuracy(tmp_path / f"{name}{seed}", space, source, seed, *settings) for seed in range(3)]
