@@ -13,6 +13,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from autonl import AutoNLError
 from autonl.cli.progress import TrainingBar
 from autonl.export.run import Request, export
 from autonl.train.config import load_config, replace
@@ -29,7 +30,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--lr", type=float, default=0.01, help="low: the network is to keep what it knows")
     parser.add_argument("--run", type=Path, default=Path("runs/tuned"), help="where the training goes")
     parser.add_argument("--out", type=Path, default=Path("tuned.onnx"))
+    parser.add_argument("--resume", action="store_true", help="go on with the training in --run")
     given = parser.parse_args(arguments)
+    if given.out.suffix != ".onnx":
+        parser.error(f"--out {given.out}: must end in .onnx")
 
     settings = [
         f"schedule.epochs={given.epochs}",
@@ -41,11 +45,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     ]
     config = replace(load_config(None, settings), data={"path": given.data})
     inherit = given.weights is None
-    result = train_classifier(
-        given.network, config, given.run, weights=given.weights, inherit=inherit, progress=TrainingBar
-    )
+    try:
+        result = train_classifier(
+            given.network,
+            config,
+            given.run,
+            resume=given.resume,
+            weights=given.weights,
+            inherit=inherit,
+            progress=TrainingBar,
+        )
+    except AutoNLError as error:
+        raise SystemExit(f"error: {error}") from None
     if result.stopped_by:
-        raise SystemExit(f"stopped and saved in {given.run}; go on with `autonl train --resume`")
+        raise SystemExit(f"stopped and saved in {given.run}; go on with the same command and --resume")
     print(f"top-1 {result.metrics['top1']:.1f} % of {result.metrics['val_images']:.0f} validation images")
 
     # the file is run in ONNX Runtime on your images, and kept only if it names the same classes as the network

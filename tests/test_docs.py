@@ -62,7 +62,8 @@ SMALL = {
     "search": [
         *QUICK,
         "search.candidates=1",
-        "search.trials=0",
+        "search.trials=2",
+        "search.trial_epochs=1",
         "search.calibrate_batches=1",
         "search.space=digits",
         "search.width=0.25",

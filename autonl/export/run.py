@@ -23,7 +23,16 @@ from torch import nn
 from autonl.data.config import AugmentConfig, DataConfig
 from autonl.data.loaders import Loaders, view_of
 from autonl.data.memory import Batch, View
-from autonl.data.sources import SPLIT_NAMES, ImageSet, Stream, find_split, open_evaluation, open_folder
+from autonl.data.sources import (
+    EMBEDDED,
+    SPLIT_NAMES,
+    ImageSet,
+    Source,
+    Stream,
+    find_split,
+    open_evaluation,
+    open_folder,
+)
 from autonl.errors import AutoNLError, refuse
 from autonl.export.deploy import deploy
 from autonl.export.formats import Format, open_format, without_warnings
@@ -168,10 +177,13 @@ def batches(path: str, model: Any, view: View, most: int, *, training: bool = Fa
     int8 takes its ranges from training images, so that the others can judge it.
     """
     config = DataConfig(path=path, evaluation_batch_size=32, workers=0)
-    source = open_evaluation(config)
+    folder = find_split(path, SPLIT_NAMES["train"]) if training and path != EMBEDDED else None
+    if folder:  # whatever its classes are called: ranges need no labels
+        names, found = open_folder(folder)
+        source = Source(names, None, found)
+    else:
+        source = open_evaluation(config)
     images = source.train if training and source.train is not None else source.validation
-    if training and source.train is None and (folder := find_split(path, SPLIT_NAMES["train"])):
-        _, images = open_folder(folder, source.classes)
     # labels of more classes than the network has are no labels
     classes = max(model.num_classes, len(source.classes))
     loaders = Loaders(config, AugmentConfig(), view, classes, torch.device("cpu"))

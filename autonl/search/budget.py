@@ -104,6 +104,7 @@ def land(gates: Gates, cost: Any, budget: float, count: int, seed: int, luck: fl
         margins = margins + luck * torch.rand(margins.shape, generator=generator).double().logit(eps=1e-9)
     cost = copy.deepcopy(cost).cpu()
     settings = gates.decisions().cpu().expand_as(margins).clone()
+    settings[0], settings[1] = always_open, True  # the smallest and the largest: budgets at the ends of the range
     scores, inside = score(settings, margins, columns, cost, budget)
     free = (~always_open).flatten().nonzero().squeeze(1)
     kept: dict[bytes, tuple[float, Tensor]] = {}

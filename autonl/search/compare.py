@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -61,10 +60,7 @@ class Comparison:
         return Candidate(choices, count_macs(network.spec), metrics["top1"], metrics["val_loss"])
 
     def trial(self, choices: Sequence[Choice], folder: Path) -> Result:
-        """The network trained from scratch for `trial_epochs`, with the whole schedule in them.
-
-        folder: of all trials; each goes on in one of its own, named by the network.
-        """
+        """The network trained from scratch for `trial_epochs`, with the whole schedule in them."""
         config, space = self.config, self.supernet.space
         epochs = config.search.trial_epochs or math.ceil(config.schedule.epochs / 8)
         config = replace(
@@ -77,7 +73,6 @@ class Comparison:
             },
         )
         spec = space.spec(choices)
-        folder = folder / hashlib.sha256(repr(tuple(choices)).encode()).hexdigest()[:16]
         torch.manual_seed(derive_seed("trial", config.seed))
         task = Classification(space.classes, config.optim, config.schedule)
         about = describe(spec, config, space.classes, spec.resolution, "")

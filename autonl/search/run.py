@@ -37,6 +37,7 @@ from autonl.train.config import replace, to_dict
 from autonl.train.folder import SEARCH_FILE, describe, describe_data, view_settings, write_description
 from autonl.train.loop import Loop, Result, share
 from autonl.train.progress import Progress
+from autonl.train.records import NonFiniteError
 from autonl.train.run import Started, Where, start
 from autonl.train.state import write_atomically, write_weights
 from autonl.weights import BEST_WEIGHTS, FINAL_WEIGHTS
@@ -147,6 +148,7 @@ def prepare(
     budget = budget_of(config.search, space, cost)
     torch.manual_seed(derive_seed("init", config.seed))
     supernet = SuperNet(space, cost)
+    supernet.gates.memory = config.search.memory
     config = replace(config, data={"image_size": None})  # the space's own, at which its MACs are counted
     view = view_of(supernet.network, config.data)
     config = replace(config, data=view_settings(view))
@@ -202,16 +204,31 @@ def compared(searching: Searching) -> list[Candidate]:
 def tried(searching: Searching, candidates: list[Candidate], folder: Path) -> tuple[list[Candidate], Result | None]:
     """The first few trained for a while, the best of them first; or what was asked to stop on the way."""
     trials = candidates[: searching.config.search.trials]
+    fabric, kept = searching.started.fabric, folder.with_suffix(".json")
+    known: dict[str, list[float]] = json.loads(kept.read_text()) if kept.exists() else {}
+    fabric.barrier()  # all have read before the first one writes
     trained = []
-    images = 0.0
+    images = 1.0
     for index, candidate in enumerate(trials):
-        searching.started.shown.say(f"trial {index + 1} of {len(trials)}")
-        result = searching.comparison.trial(candidate.choices, folder)
-        if result.stopped_by:
-            return [], result
-        trained.append(dataclasses.replace(candidate, trained=result.metrics["top1"]))
-        images = result.metrics["val_images"]
-    return [*by_trial(trained, images), *candidates[len(trials) :]], None
+        name = hashlib.sha256(repr(candidate.choices).encode()).hexdigest()[:16]
+        if name not in known:  # one that has ended is not run again when the search is resumed
+            searching.started.shown.say(f"trial {index + 1} of {len(trials)}")
+            try:
+                result = searching.comparison.trial(candidate.choices, folder / name)
+            except NonFiniteError as error:
+                if fabric.world_size > 1:
+                    raise  # the other processes may not have noticed yet
+                searching.started.shown.say(f"trial {index + 1}: {error}; it cannot win")
+                continue
+            if result.stopped_by:
+                return [], result
+            known[name] = [result.metrics["top1"], result.metrics["val_images"]]
+            if fabric.is_global_zero:
+                write_atomically(kept, json.dumps(known).encode())
+        top1, images = known[name]
+        trained.append(dataclasses.replace(candidate, trained=top1))
+    lost = [candidate for candidate in trials if candidate.choices not in {other.choices for other in trained}]
+    return [*(by_trial(trained, images) if trained else []), *candidates[len(trials) :], *lost], None
 
 
 def by_trial(trained: list[Candidate], images: float) -> list[Candidate]:

@@ -129,7 +129,7 @@ class Loop:
                         return self.result(training.evaluated(), {}, stop.signal)
                 return self.finish()
         except NonFiniteError as error:
-            raise AutoNLError(f"{error}; {self.last_good_checkpoint()}") from None
+            raise NonFiniteError(f"{error}; {self.last_good_checkpoint()}") from None
         finally:
             self.progress.end()
             self.records.close()

@@ -88,8 +88,8 @@ def queue(jobs: list[Job], setup: Setup, arguments: Any) -> None:
             if process.poll() is None:
                 continue
             del running[key]
-            latest[job.kind] = time.perf_counter() - since
             if process.returncode == 0:
+                latest[job.kind] = time.perf_counter() - since
                 append(arguments.out, json.loads(row_file(setup, job).read_text()), setup.architectures)
             else:
                 given_up.add(key)

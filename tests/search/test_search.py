@@ -19,7 +19,7 @@ from autonl.data.digits import digits
 from autonl.data.sources import Source
 from autonl.search.budget import land, parse_budget
 from autonl.search.chance import random_network
-from autonl.search.compare import Candidate
+from autonl.search.compare import Candidate, Comparison
 from autonl.search.config import SearchConfig
 from autonl.search.gates import Reached
 from autonl.search.run import by_trial, prepare, search
@@ -28,6 +28,7 @@ from autonl.search.supernet import SuperNet
 from autonl.search.task import Search
 from autonl.train.config import load_config
 from autonl.train.progress import Progress
+from autonl.train.records import NonFiniteError
 from autonl.weights import load
 from tests.conftest import PROVE, prove
 from tests.search.far_apart import SPACE, far_apart
@@ -129,6 +130,20 @@ def test_landing_hits_every_budget_of_the_full_skeleton():
         macs = [supernet.macs(setting.float()).item() for setting in settings]
         assert all(0.99 * budget <= m <= budget for m in macs)
         assert len({setting.numpy().tobytes() for setting in settings}) == len(settings)
+
+
+@pytest.mark.parametrize("shift", [-2.0, 2.0])
+def test_landing_is_inside_whatever_the_margins_are(shift):
+    """Also where every gate wants to be open, or closed, and at the ends of the range."""
+    supernet = SuperNet(SMALL)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        supernet.gates.threshold.copy_((torch.randn_like(supernet.gates.threshold) / 2 - shift).clamp(-3, 3))
+    ends = [count_macs(SMALL.spec(choices)) for choices in (SMALL.smallest, SMALL.largest)]
+    for budget in (ends[0], int(0.98 * ends[1]), ends[1]):
+        settings = land(supernet.gates, supernet.cost, budget, 4, seed=0)
+        macs = [supernet.macs(setting.float()).item() for setting in settings]
+        assert all(0.99 * budget <= m <= budget for m in macs)
 
 
 def test_landing_keeps_what_the_gates_value_most():
@@ -405,16 +420,32 @@ def test_a_trial_beats_the_gates_by_a_standard_error(tops, images, order):
     assert [candidate.trained for candidate in by_trial(trained, images)] == order
 
 
-def test_a_trial_goes_on_only_with_its_own_network(tmp_path):
-    """Folders are named by the network: what another one left there is not taken over."""
-    folder = tmp_path / "trials"
-    config = load_config("demo", ["data.batch_size=16", "schedule.epochs=1", "search.trials=2"], SearchConfig)
-    searching = prepare(config, tmp_path / "other", TINY, few_digits(160), False, ON_CPU, Progress, "")
-    first, second = TINY.largest, TINY.smallest
-    results = [searching.comparison.trial(choices, folder) for choices in (first, second, first)]
-    assert len(list(folder.iterdir())) == 2
-    assert results[0].metrics == results[2].metrics  # finished: nothing is trained again
-    assert results[2].step == results[0].step
+def test_a_trial_that_diverges_cannot_win_and_no_trial_runs_twice(tmp_path, monkeypatch):
+    """The search goes on without it; resumed behind its end, it does not try what it has tried."""
+    trial, tried = Comparison.trial, []
+
+    def diverge_once(self, choices, folder):
+        tried.append(choices)
+        if len(tried) > 1 and choices == tried[1]:
+            raise NonFiniteError("the loss turned nan at step 1")
+        return trial(self, choices, folder)
+
+    monkeypatch.setattr(Comparison, "trial", diverge_once)
+    settings = ("search.trials=3", "search.trial_epochs=1")
+    found = run_search(tmp_path / "run", *settings, images=160, epochs=1)
+    assert len(tried) == 3
+    assert sum(candidate.trained is not None for candidate in found.candidates) == 2
+    assert found.candidates[0].trained is not None
+    assert found.candidates[-1].choices == tried[1]
+    again = run_search(tmp_path / "run", *settings, images=160, epochs=1, resume=True)
+    assert tried[3:] == [tried[1]]  # the one that had no result
+    assert again.spec == found.spec
+
+
+def test_the_memory_of_the_evidence_is_a_setting(tmp_path):
+    config = load_config("demo", ["search.memory=0"], SearchConfig)
+    searching = prepare(config, tmp_path / "run", TINY, few_digits(160), False, ON_CPU, Progress, "")
+    assert searching.supernet.gates.memory == 0
 
 
 def test_lucky_landings_differ_and_follow_the_margins():

@@ -161,7 +161,9 @@ def forward_plan(problem: Problem, training: bool, tile: Tile | None) -> Forward
         return ForwardPlan(forward, (images * blocks, positions + 9, tile.channels), 1, positions)
     gram, parts = None, 0
     if tile.gram_parts:
-        gram_tile = replace(tile, positions=tile.gram_positions, bands=tile.gram_parts, stages=tile.gram_stages)
+        # of more than 64 compact channels, 256 positions a step would not fit into shared memory
+        step = min(tile.gram_positions, 128) if compact_width(problem.compact_chs) > 64 else tile.gram_positions
+        gram_tile = replace(tile, positions=step, bands=tile.gram_parts, stages=tile.gram_stages)
         parts, part, _ = banded(samples, width, gram_tile)
         gram_constants = problem.product_constants(gram_tile) | {"STRIDE": problem.stride}
         gram = Launch(
