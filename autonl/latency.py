@@ -16,7 +16,7 @@ from autonl.errors import AutoNLError, refuse_name
 from autonl.export.deploy import deploy
 from autonl.export.formats import RUNTIMES as FORMATS_OF
 from autonl.export.formats import open_format, without_warnings
-from autonl.export.timing import Run, Timing, interleaved
+from autonl.export.timing import Run, Timing, interleaved, run_eager
 from autonl.models import Ref, create_model
 
 RUNTIMES = ("torch", *FORMATS_OF)
@@ -61,8 +61,3 @@ def start(network: nn.Module, shape: Shape, runtime: str, threads: int, stem: Pa
     with without_warnings():
         form.write(deploy(network, shape[1:], form.layout), image, path, False)
         return partial(form.start(path, threads), image.numpy())
-
-
-def run_eager(network: nn.Module, image: torch.Tensor) -> None:
-    with torch.no_grad():
-        network(image)

@@ -38,7 +38,7 @@ from autonl.export.deploy import deploy
 from autonl.export.formats import Format, open_format, without_warnings
 from autonl.export.judge import Verdict, file_bytes, judge, made_images
 from autonl.export.quantize import QUANTIZED, quantize
-from autonl.export.timing import Run, Timing, interleaved
+from autonl.export.timing import Run, Timing, interleaved, run_eager
 from autonl.models import Ref, create_model, run_folder
 from autonl.train.folder import run_config
 from autonl.train.run import known_classes
@@ -147,7 +147,7 @@ def write_and_judge(model: nn.Module, view: View, form: Format, request: Request
         raise ExportError(f"{request.out}: not kept: {problem}")
     torch.set_num_threads(request.threads)
     image = next(made_images(view.size))[0][:1]
-    runs: dict[str, Run] = {"eager": eager_run(model, image), form.runtime: partial(running, image.numpy())}
+    runs: dict[str, Run] = {"eager": partial(run_eager, model, image), form.runtime: partial(running, image.numpy())}
     return Judged(size, verdict, interleaved(runs, request.threads, rounds=10), running.outside)
 
 
@@ -161,14 +161,6 @@ def failing(message: str) -> Iterator[None]:
         raise
     except Exception as error:
         raise ExportError(f"{message}: {type(error).__name__} {' '.join(str(error).split())[:300]}") from error
-
-
-def eager_run(model: nn.Module, image: torch.Tensor) -> Run:
-    def run() -> None:
-        with torch.no_grad():
-            model(image)
-
-    return run
 
 
 def batches(path: str, model: Any, view: View, most: int, *, training: bool = False) -> Iterator[Batch]:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
+import torch
+from torch import nn
 
 Run = Callable[[], object]  # one image through a network
 WARM_UP, BURST = 5, 3
@@ -20,6 +22,11 @@ class Timing:
     low: float  # quartiles
     high: float
     runs: int
+
+
+def run_eager(network: nn.Module, image: torch.Tensor) -> None:
+    with torch.no_grad():
+        network(image)
 
 
 def interleaved(runs: Mapping[str, Run], threads: int = 1, rounds: int = 30) -> dict[str, Timing]:

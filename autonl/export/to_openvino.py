@@ -22,9 +22,8 @@ def write(model: nn.Module, image: torch.Tensor, path: Path, dynamic_batch: bool
     with torch.no_grad():
         program = torch.export.export(model, (image,), dynamic_shapes=shapes)
         converted = openvino.convert_model(program)
-    if (
-        not dynamic_batch
-    ):  # the converter forgets that the size is known; with it, inference takes two thirds of the time
+    # the converter forgets that the size is known; with it, inference takes two thirds of the time
+    if not dynamic_batch:
         converted.reshape(list(image.shape))
     openvino.save_model(converted, path, compress_to_fp16=False)
 

@@ -94,9 +94,7 @@ class Gates(nn.Module):
     @torch.no_grad()
     def observe(self, evidence: Tensor) -> None:
         """Put new evidence (blocks, gates) into the moving averages, the same on every process."""
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            torch.distributed.all_reduce(evidence)
-            evidence = evidence / torch.distributed.get_world_size()
+        evidence = mean_of_processes(evidence)
         # a running mean at first, an exponential one later
         share = 1 / torch.clamp(self.observations + 1, max=1 / (1 - self.memory))
         self.evidence.lerp_(evidence.to(self.evidence.dtype), share.to(self.evidence.dtype))
@@ -190,6 +188,19 @@ class Reached:
             ratio=candidates(further(columns.ratio)),
             stride=candidates(columns.stride),
         )
+
+
+def mean_of_processes(value: Tensor) -> Tensor:
+    if world_size() == 1:
+        return value
+    total = value.clone()
+    torch.distributed.all_reduce(total)
+    return total / world_size()
+
+
+def world_size() -> int:
+    in_a_group = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return torch.distributed.get_world_size() if in_a_group else 1
 
 
 def to_choices(gates: Tensor, columns: Columns) -> tuple[Choice, ...]:

@@ -25,7 +25,7 @@ from autonl.data.sources import STREAM_PREFIXES, Source, keep_selection, open_so
 from autonl.errors import AutoNLError
 from autonl.models import ARCH_FILE
 from autonl.search.budget import land, parse_budget, parse_latency
-from autonl.search.compare import Candidate, Comparison
+from autonl.search.compare import Candidate, Comparison, by_trial
 from autonl.search.config import SearchConfig, SearchSettings
 from autonl.search.gates import Gates, from_choices, to_choices
 from autonl.search.latency import TableCost
@@ -229,18 +229,6 @@ def tried(searching: Searching, candidates: list[Candidate], folder: Path) -> tu
         trained.append(dataclasses.replace(candidate, trained=top1))
     lost = [candidate for candidate in trials if candidate.choices not in {other.choices for other in trained}]
     return [*(by_trial(trained, images) if trained else []), *candidates[len(trials) :], *lost], None
-
-
-def by_trial(trained: list[Candidate], images: float) -> list[Candidate]:
-    """The best trial first. The first candidate, the gates' own, gives way only to a difference that so many images
-    can show, one standard error: where no trial has learned anything yet, the trials choose nothing."""
-    favourite, ranked = trained[0], sorted(trained, key=lambda candidate: -(candidate.trained or 0.0))
-    share = (ranked[0].trained or 0.0) / 100
-    error = 100 * math.sqrt(2 * share * (1 - share) / max(images, 1))
-    if (ranked[0].trained or 0.0) - (favourite.trained or 0.0) <= error:
-        ranked.remove(favourite)
-        ranked.insert(0, favourite)
-    return ranked
 
 
 @torch.no_grad()

@@ -16,6 +16,7 @@ from autonl.data.memory import Batch
 from autonl.data.order import derive_seed
 from autonl.search.budget import DualAscent
 from autonl.search.config import SearchConfig
+from autonl.search.gates import mean_of_processes, world_size
 from autonl.search.supernet import SuperNet
 from autonl.train.bn import calibrate_bn
 from autonl.train.tasks import Task, Tuning, classification_metrics, create_optimizer, create_schedule
@@ -171,16 +172,3 @@ class Search(Task):
         chance = math.log(self.supernet.space.classes)
         self.task_was_learned = self.smoothed.item() < self.settings.learned * chance
         return self.task_was_learned or step >= most
-
-
-def mean_of_processes(value: Tensor) -> Tensor:
-    if world_size() == 1:
-        return value
-    total = value.clone()
-    torch.distributed.all_reduce(total)
-    return total / world_size()
-
-
-def world_size() -> int:
-    in_a_group = torch.distributed.is_available() and torch.distributed.is_initialized()
-    return torch.distributed.get_world_size() if in_a_group else 1

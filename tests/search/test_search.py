@@ -19,10 +19,10 @@ from autonl.data.digits import digits
 from autonl.data.sources import Source
 from autonl.search.budget import land, parse_budget
 from autonl.search.chance import random_network
-from autonl.search.compare import Candidate, Comparison
+from autonl.search.compare import Candidate, Comparison, by_trial
 from autonl.search.config import SearchConfig
 from autonl.search.gates import Reached
-from autonl.search.run import by_trial, prepare, search
+from autonl.search.run import prepare, search
 from autonl.search.space import Space, load_space
 from autonl.search.supernet import SuperNet
 from autonl.search.task import Search
