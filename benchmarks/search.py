@@ -1,8 +1,9 @@
 """How much more than training the largest network a search step costs.
 
-    python -m benchmarks.search [--space autonl] [--res 128] [--batch 512]
+    python -m benchmarks.search [--space autonl] [--res 128] [--batch 512] [--no-graph]
 
-Both on one batch that is already on the device, in one run, interleaved medians.
+Both on one batch that is already on the device, in one run, interleaved medians; on a GPU with recorded passes
+(`loop.graph`).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import dataclasses
 import statistics
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +22,7 @@ from autonl.models import build
 from autonl.search.gates import Reached
 from autonl.search.space import load_space
 from autonl.search.supernet import SuperNet
+from autonl.train.graphs import Graphed
 
 
 def seconds(step: Callable[[], None], device: torch.device, count: int) -> float:
@@ -40,31 +43,32 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=512)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--no-graph", action="store_true", help="launch by launch, as with loop.graph=false")
     arguments = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     space = dataclasses.replace(load_space(arguments.space), resolution=arguments.res, classes=100)
-    supernet = SuperNet(space).to(device, memory_format=torch.channels_last)
-    largest = build(space.spec(space.largest)).to(device, memory_format=torch.channels_last)
+    networks = {"train": build(space.spec(space.largest)), "search": SuperNet(space)}
+    networks = {name: network.to(device, memory_format=torch.channels_last) for name, network in networks.items()}
+    supernet: Any = networks["search"]
+    gates = supernet.gates
+    gates.mode = "sample"
+    graph = device.type == "cuda" and not arguments.no_graph
+    models: dict[str, Any] = {name: Graphed(network) if graph else network for name, network in networks.items()}
+    optimizers = {name: torch.optim.SGD(network.parameters(), 0.1, 0.9) for name, network in networks.items()}
     images = torch.randn(arguments.batch, 3, *supernet.resolution, device=device)
     images = images.contiguous(memory_format=torch.channels_last)
     labels = torch.randint(100, (arguments.batch,), device=device)
-    optimizers = {
-        "train": torch.optim.SGD(largest.parameters(), 0.1, 0.9),
-        "search": torch.optim.SGD(supernet.parameters(), 0.1, 0.9),
-    }
-    supernet.gates.mode = "sample"
     turn = 0
 
     def loss_of(name: str) -> torch.Tensor:
         nonlocal turn
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
             if name == "train":
-                return F.cross_entropy(largest(images), labels)
+                return F.cross_entropy(models[name](images), labels)
             turn += 1
-            supernet.observing = turn % 10 == 0  # as in a search
-            supernet.gates.generator.manual_seed(turn)
-            task_loss = F.cross_entropy(supernet(images), labels)
-            gates = supernet.gates
+            gates.generator.manual_seed(turn)
+            observing = (True,) if turn % 10 == 0 else ()  # as in a search
+            task_loss = F.cross_entropy(models[name](images, gates(), *observing), labels)
             return task_loss + 0.1 * supernet.cost(Reached.by(gates.probabilities(), gates.columns)).log().float()
 
     def step(name: str) -> None:
@@ -72,7 +76,7 @@ def main() -> None:
         optimizers[name].step()
         optimizers[name].zero_grad()
         if name == "search":
-            supernet.gates.clamp()
+            gates.clamp()
 
     times: dict[str, list[float]] = {name: [] for name in optimizers}
     for name in optimizers:
@@ -82,7 +86,8 @@ def main() -> None:
             found.append(seconds(lambda name=name: step(name), device, arguments.steps))
     medians = {name: statistics.median(found) for name, found in times.items()}
     where = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
-    print(f"{space.name} at {arguments.res}, batch {arguments.batch}, {where}, torch {torch.__version__}")
+    how = "recorded" if graph else "launch by launch"
+    print(f"{space.name} at {arguments.res}, batch {arguments.batch}, {where}, torch {torch.__version__}, {how}")
     for name, median in medians.items():
         spread = f"{1e3 * min(times[name]):.1f} to {1e3 * max(times[name]):.1f}"
         print(f"{name:7s} {1e3 * median:8.2f} ms a step ({spread}), {arguments.batch / median:,.0f} images/s")

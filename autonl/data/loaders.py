@@ -173,7 +173,7 @@ class Loaders:
         self.device, self.share, self.seed = device, share, seed
         self.corrupt = CorruptImages(config.max_corrupt)
         # more workers than CPUs only get in each other's way; what they load does not depend on their number
-        self.workers = min(config.workers, os.cpu_count() or 1)
+        self.workers = min(config.workers, cpus())
 
     def training(self, images: ImageSet, accumulate: int = 1) -> TrainingBatches:
         config = self.config
@@ -264,6 +264,11 @@ class Loaders:
     def on_device(self, loader: DataLoader[Any], training: bool = False) -> PrefetchLoader:
         checked = CheckedBatches(loader, self.classes, self.corrupt, training)
         return PrefetchLoader(checked, self.view.mean, self.view.std, device=self.device, img_dtype=torch.float32)
+
+
+def cpus() -> int:
+    """That this process may use: a container or taskset may leave it fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 GRACE = 5  # seconds that a worker goes on for when it is told to end

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from autonl.arch.macs import count_macs
+from autonl.arch.spec import ArchSpec
 from autonl.data.loaders import EvaluationBatches, TrainingBatches
 from autonl.data.memory import Batch
 from autonl.data.order import derive_seed
@@ -60,27 +61,38 @@ class Comparison:
         return Candidate(choices, count_macs(network.spec), metrics["top1"], metrics["val_loss"])
 
     def trial(self, choices: Sequence[Choice], folder: Path) -> Result:
-        """The network trained from scratch for `trial_epochs`, with the whole schedule in them."""
-        config, space = self.config, self.supernet.space
-        epochs = config.search.trial_epochs or math.ceil(config.schedule.epochs / 8)
-        config = replace(
-            config,
-            schedule={"epochs": epochs, "warmup_epochs": min(config.schedule.warmup_epochs, epochs / 4)},
-            loop={
-                "evaluate_epochs": epochs,
-                "checkpoint_epochs": epochs,
-                "calibrate_batches": config.search.calibrate_batches,
-            },
-        )
-        spec = space.spec(choices)
-        torch.manual_seed(derive_seed("trial", config.seed))
-        task = Classification(space.classes, config.optim, config.schedule)
-        about = describe(spec, config, space.classes, spec.resolution, "")
-        if self.fabric.is_global_zero:
-            folder.mkdir(parents=True, exist_ok=True)
-        started = Started(self.fabric, folder, Progress(), find_checkpoint(folder, True, Progress()))
-        self.fabric.barrier()
-        return started.loop(config, build(spec), task, self.train, self.selection, about).run()
+        epochs = self.config.search.trial_epochs or math.ceil(self.config.schedule.epochs / 8)
+        spec = self.supernet.space.spec(choices)
+        return short_training(spec, self.config, epochs, self.fabric, self.train, self.selection, folder)
+
+
+def short_training(
+    spec: ArchSpec,
+    config: SearchConfig,
+    epochs: int,
+    fabric: Fabric,
+    train: TrainingBatches,
+    selection: EvaluationBatches,
+    folder: Path,
+) -> Result:
+    """The network trained from scratch for so many epochs, with the whole schedule in them."""
+    config = replace(
+        config,
+        schedule={"epochs": epochs, "warmup_epochs": min(config.schedule.warmup_epochs, epochs / 4)},
+        loop={
+            "evaluate_epochs": epochs,
+            "checkpoint_epochs": epochs,
+            "calibrate_batches": config.search.calibrate_batches,
+        },
+    )
+    torch.manual_seed(derive_seed("trial", config.seed))
+    task = Classification(spec.classes, config.optim, config.schedule)
+    about = describe(spec, config, spec.classes, spec.resolution, "")
+    if fabric.is_global_zero:
+        folder.mkdir(parents=True, exist_ok=True)
+    started = Started(fabric, folder, Progress(), find_checkpoint(folder, True, Progress()))
+    fabric.barrier()
+    return started.loop(config, build(spec), task, train, selection, about).run()
 
 
 def by_trial(trained: list[Candidate], images: float) -> list[Candidate]:

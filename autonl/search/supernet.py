@@ -42,20 +42,20 @@ class SuperNet(nn.Module):
             Candidates.of(space, block.conv_pw.in_channels, block.conv_pwl.out_channels) for block in self.searched()
         ]
         self.masks = Masks(self.candidates, [block.conv_pwl.out_channels for block in self.searched()])
-        self.observing = False  # gather evidence in the next forward passes
 
     def searched(self) -> list[Any]:
         """timm's blocks that the gates act on: all but the fixed first one."""
         return [block for stage in self.network.blocks for block in stage][1:]
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, gates: Tensor | None = None, observing: bool = False) -> Tensor:
+        """gates: as they stand, where none are given; observing: gather evidence on the way."""
         network = self.network
-        masks = self.masked(self.reached())
+        masks = self.masked(self.reached(gates))
         x = network.bn1(network.conv_stem(x))
         x = network.blocks[0][0](x)
         evidence = []
         for block, candidates, mask in zip(self.searched(), self.candidates, masks, strict=True):
-            seen: list[Tensor] | None = [] if self.observing else None
+            seen: list[Tensor] | None = [] if observing else None
             x = super_block(x, block, candidates, mask, seen)
             if seen is not None:
                 evidence.append(torch.cat([weight_evidence(block, candidates), *seen]))

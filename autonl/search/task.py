@@ -69,8 +69,9 @@ class Search(Task):
         images, labels = batch
         self.prepare(step)
         gates = self.supernet.gates
-        task_loss = F.cross_entropy(model(images), labels, label_smoothing=self.config.optim.label_smoothing)
-        self.supernet.observing = False
+        observing = (True,) if step % self.settings.observe_steps == 0 else ()
+        logits = model(images, gates(), *observing)
+        task_loss = F.cross_entropy(logits, labels, label_smoothing=self.config.optim.label_smoothing)
         log_cost = self.supernet.cost(self.supernet.reached(gates.probabilities())).log()
         weight = self.weight().to(log_cost)
         self.log_cost = log_cost.detach()
@@ -154,7 +155,6 @@ class Search(Task):
             gates.start()
         gates.choices = None
         self.set_mode()
-        self.supernet.observing = step % self.settings.observe_steps == 0
         if self.warmup_end is not None:
             hot, cold = self.settings.temperature
             done = (step - self.warmup_end) / max(1, self.total_steps - self.warmup_end)

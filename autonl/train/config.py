@@ -59,6 +59,7 @@ class LoopConfig:
     precision: str = "auto"  # auto: bf16-mixed on a GPU, 32 on a CPU
     channels_last: bool = True
     compile: bool = False  # torch.compile: pays on long runs, costs minutes at the start
+    graph: bool = True  # record the passes as CUDA graphs where they can be: see train/graphs.py
     accumulate: int = 1  # rounds of forward and backward an optimiser step
     clip_norm: float | None = None  # largest norm of all gradients together
     ema: float | None = None  # decay of the average of the weights; None: no average

@@ -24,6 +24,7 @@ from autonl.data.order import Share, derive_seed
 from autonl.errors import AutoNLError
 from autonl.train.bn import calibrate_bn, share_bn
 from autonl.train.config import LoopConfig
+from autonl.train.graphs import Graphed, can_be_recorded
 from autonl.train.progress import Progress
 from autonl.train.records import EpochMeans, NonFiniteError, Records
 from autonl.train.restarts import join_attempt
@@ -107,8 +108,10 @@ class Loop:
         if config.channels_last:
             module = module.to(memory_format=torch.channels_last)
         tunings = task.tunings(module, self.steps_per_epoch)
-        compiled: Any = torch.compile(module) if config.compile else module
-        self.model, *optimizers = fabric.setup(compiled, *(optimizer for optimizer, _ in tunings))
+        wrapped: Any = torch.compile(module) if config.compile else module
+        if config.graph and can_be_recorded(fabric, train, config):
+            wrapped = Graphed(module)
+        self.model, *optimizers = fabric.setup(wrapped, *(optimizer for optimizer, _ in tunings))
         self.schedulers = [scheduler for _, scheduler in tunings if scheduler]
         average = ModelEmaV3(module, decay=config.ema, use_warmup=config.ema_warmup) if config.ema else None
         means = EpochMeans(lambda values: fabric.all_reduce(values, reduce_op="mean"))  # type: ignore[arg-type, return-value]
@@ -133,6 +136,7 @@ class Loop:
         finally:
             self.progress.end()
             self.records.close()
+            del self.model  # with it goes the memory of a recorded pass
 
     def run_epoch(self, stop: StopRequest) -> bool:
         """Train to the end of the epoch and evaluate; False when the run was asked to stop on the way."""

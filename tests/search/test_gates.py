@@ -162,8 +162,7 @@ def frobenius(matrices):
 def test_candidates_that_coincide_speak_for_none_of_them():
     """SE of 0.05 and of 0.1 is one hidden unit on 8 and on 16 channels, one and two on 24."""
     supernet = trained(replace(SMALL, se=(0.05, 0.1)))
-    supernet.observing = True
-    supernet(torch.randn(2, 3, 20, 28))
+    supernet(torch.randn(2, 3, 20, 28), observing=True)
     evidence = supernet.gates.evidence
     assert evidence.isfinite().all()
     wider = evidence[:, supernet.gates.columns.se][:, 1]
