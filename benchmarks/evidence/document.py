@@ -12,7 +12,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from statistics import mean, stdev
+from statistics import correlation, mean, stdev
 
 from benchmarks import RESULTS
 
@@ -28,7 +28,8 @@ Tiny-ImageNet-100 (the first 100 classes, 50,000 training and 5,000 validation i
 for 30 epochs at 96 px by the recipe `tiny_imagenet`. Learning rate and weight decay were chosen on MobileNetV2 alone.
 Top-1 in percent, mean ± standard error over n runs. A difference counts where it exceeds two standard errors of itself;
 one run has no standard error. Absolute accuracies have nothing to do with ImageNet's: what can be compared is what
-stands in one table. (Rows with the commit "23ebf" were made by a6d2072: the number was passed wrongly.)
+stands in one table. (Rows with the commit "23ebf" were made by a6d2072, those with "dff2cec" by b104c0a: the number was
+passed wrongly.)
 """
 
 
@@ -189,7 +190,31 @@ def section(suite: str) -> list[str]:
 
 def document() -> str:
     lines = [line for suite in TITLES for line in section(suite)]
-    return f"{HEAD}\n{FIGURE}\n" + "\n".join([*lines, *digits()]).rstrip() + "\n"
+    return f"{HEAD}\n{FIGURE}\n" + "\n".join([*lines, *fidelity(), *digits()]).rstrip() + "\n"
+
+
+def fidelity() -> list[str]:
+    """What `python -m benchmarks.fidelity` found."""
+    path = RESULTS / "fidelity.csv"
+    if not path.exists():
+        return []
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    lines = ["## How well does a short training tell networks apart?", ""]
+    lines += ["| epochs | top-1 on held-out images | after a whole training | correlation | n |"]
+    lines += ["|---:|---:|---:|---:|---:|"]
+    for epochs in sorted({int(row["epochs"]) for row in rows}):
+        here = [row for row in rows if int(row["epochs"]) == epochs]
+        short, whole = ([float(row[column]) for row in here] for column in ("selection_top1", "top1"))
+        known = f"{correlation(short, whole):.2f}" if len(here) > 2 else "-"
+        spans = [f"{min(values):.2f} to {max(values):.2f}" for values in (short, whole)]
+        lines.append(f"| {epochs} | {' | '.join(spans)} | {known} | {len(here)} |")
+    return [
+        *lines,
+        "",
+        "`python -m benchmarks.fidelity`: the rows `random` and `found` of the search, one run each.",
+        "",
+    ]
 
 
 def digits() -> list[str]:
