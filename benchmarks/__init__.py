@@ -6,6 +6,7 @@ import csv
 import multiprocessing
 import os
 import platform
+import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, wait
 from pathlib import Path
@@ -16,6 +17,13 @@ import torch
 
 RESULTS = Path(__file__).parent / "results"
 DOC = Path(__file__).parent.parent / "docs" / "speed.md"
+
+
+def require_cuda() -> None:
+    """One line and status 2 where there is no GPU."""
+    if not torch.cuda.is_available():
+        print("this benchmark needs a CUDA GPU, and none is visible here", file=sys.stderr)
+        raise SystemExit(2)
 
 
 def environment() -> dict[str, str]:
@@ -97,6 +105,7 @@ def compile_ahead(function: Callable[..., object], calls: Sequence[tuple[Any, ..
 
     One after the other the compilations take minutes. A call that fails here fails again where it is timed.
     """
+    require_cuda()
     processes = min(len(calls), os.cpu_count() or 1)
     with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
         wait([pool.submit(function, *call) for call in calls])

@@ -1,6 +1,6 @@
 """Five budgets on the embedded digits, three seeds each: is the budget hit, and what are the networks worth?
 
-    python -m benchmarks.budgets [--at-once 1] [--out benchmarks/results]
+    python -m benchmarks.budgets [--at-once 1] [--out benchmarks/results] [--shares 60] [--seeds 0] [--set SETTING]
 
 On CPUs, one thread a job. Every job is `autonl search` and `autonl train` from scratch with the recipe `demo`. Rows of
 digits_budgets.csv are appended as they come, and what is there is not run again.
@@ -40,9 +40,10 @@ def autonl(*arguments: str) -> dict[str, Any]:
     return answer
 
 
-def run(share: int, seed: int) -> dict[str, Any]:
+def run(share: int, seed: int, settings: list[str]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
-        common = ("--data", "digits", "--recipe", "demo", "--seed", str(seed))
+        own = [word for setting in settings for word in ("--set", setting)]
+        common = ("--data", "digits", "--recipe", "demo", "--seed", str(seed), *own)
         found = autonl("search", "--space", "digits", "--macs", f"{share}%", *common, "--out", f"{folder}/search")
         trained = autonl("train", f"{folder}/search", *common, "--out", f"{folder}/train")
     space = load_space("digits")
@@ -62,15 +63,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--at-once", type=int, default=1)
     parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--shares", type=int, nargs="+", default=SHARES, help="budgets, %% of the largest network")
+    parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
+    parser.add_argument("--set", action="append", default=[], dest="settings", help="a setting for every command")
     arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
     path = arguments.out / "digits_budgets.csv"
     done = set()
     if path.exists():
         with path.open(newline="") as file:
             done = {(int(row["share"]), int(row["seed"])) for row in csv.DictReader(file)}
-    jobs = [(share, seed) for seed in SEEDS for share in SHARES if (share, seed) not in done]
+    wanted = [(share, seed) for seed in arguments.seeds for share in arguments.shares]
+    jobs = [job for job in wanted if job not in done]
     with ThreadPoolExecutor(arguments.at_once) as pool:
-        for future in as_completed([pool.submit(run, *job) for job in jobs]):
+        for future in as_completed([pool.submit(run, *job, arguments.settings) for job in jobs]):
             row = future.result()
             print(*row.values(), flush=True)
             new = not path.exists()

@@ -37,6 +37,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, nargs="+", default=[2, 4, 8])
     parser.add_argument("--results", type=Path, default=RESULTS, help="where the rows of suite search are")
     parser.add_argument("--out", type=Path, default=RESULTS / "fidelity.csv", help="rows are added to it")
+    parser.add_argument("--set", action="append", default=[], dest="settings", help="a setting for every training")
     arguments = parser.parse_args()
     known = {(row["job"], row["seed"]): row["top1"] for row in read_rows(arguments.results, "search")}
     setup = Setup(arguments.data, "", Path(), arguments.results / "evidence_architectures.json")
@@ -44,7 +45,7 @@ def main() -> None:
     specs = {job: network_of(job, setup) for job in jobs}
 
     settings = [f"data.path={arguments.data}", f"data.image_size={RESOLUTION}", "data.selection=0.1"]
-    config = load_config(RECIPE, settings, SearchConfig)
+    config = load_config(RECIPE, [*settings, *arguments.settings], SearchConfig)
     fabric = launch()
     source = open_source(config.data, config.seed)
     view = view_of(build(specs[jobs[0]]), config.data)

@@ -30,6 +30,7 @@ from autonl.train.config import Config, load_config
 from autonl.train.progress import Progress
 from autonl.train.run import train_classifier
 from autonl.train.tasks import create_optimizer
+from benchmarks import require_cuda
 
 NETWORK = "mobilenetv2_100"
 CLASSES = 100
@@ -62,9 +63,10 @@ def bare_images_per_second(config: Config, steps: int = 60, warmup: int = 20) ->
     return steps * batch_size / (time.perf_counter() - started)
 
 
-def loader_images_per_second(data: str, workers: int, epochs: int = 3) -> float:
+def loader_images_per_second(data: str, workers: int, settings: list[str], epochs: int = 3) -> float:
     """JPEG files to augmented batches on the device, with nobody training; workers 0: one core."""
-    config = load_config("tiny_imagenet", [f"data.path={data}", f"data.workers={workers}", "data.in_memory=false"])
+    files = [f"data.path={data}", f"data.workers={workers}", "data.in_memory=false"]
+    config = load_config("tiny_imagenet", [*files, *settings])
     view = view_of(create_model(NETWORK), config.data)
     device = torch.device("cuda")
     batches = Loaders(config.data, config.augment, view, CLASSES, device).training(open_source(config.data).train)
@@ -100,20 +102,16 @@ def main() -> None:
     parser.add_argument("--data", required=True, help="a root with train/ and val/")
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--workers", type=int, default=16)
+    parser.add_argument("--set", action="append", default=[], dest="settings", help="a setting for every part")
     arguments = parser.parse_args()
-    if not torch.cuda.is_available():
-        raise SystemExit("this benchmark needs a GPU")
-
-    config = load_config("tiny_imagenet", ["schedule.warmup_epochs=0"])
-    with_workers = f"data.workers={arguments.workers}"
-    warmup = "schedule.warmup_epochs=1"
+    require_cuda()
+    config = load_config("tiny_imagenet", ["schedule.warmup_epochs=0", *arguments.settings])
+    common = (f"data.workers={arguments.workers}", "schedule.warmup_epochs=1", *arguments.settings)
     rows = {"bare": {"images_per_second": bare_images_per_second(config)}}
-    rows["in memory"] = trained_images_per_second(arguments.data, arguments.epochs, with_workers, warmup)
-    rows["JPEG folder"] = trained_images_per_second(
-        arguments.data, arguments.epochs, with_workers, warmup, "data.in_memory=false"
-    )
+    rows["in memory"] = trained_images_per_second(arguments.data, arguments.epochs, *common)
+    rows["JPEG folder"] = trained_images_per_second(arguments.data, arguments.epochs, *common, "data.in_memory=false")
     for workers in (0, 4, 8, arguments.workers):
-        speed = loader_images_per_second(arguments.data, workers)
+        speed = loader_images_per_second(arguments.data, workers, arguments.settings)
         rows[f"loader alone, {workers} workers"] = {"images_per_second": speed}
     bare = rows["bare"]["images_per_second"]
     about = {
