@@ -86,7 +86,15 @@ class DualAscent:
 
 
 @torch.no_grad()
-def land(gates: Gates, cost: Any, budget: float, count: int, seed: int, luck: float = 0.0) -> Tensor:
+def land(
+    gates: Gates,
+    cost: Any,
+    budget: float,
+    count: int,
+    seed: int,
+    luck: float = 0.0,
+    margins: Tensor | None = None,
+) -> Tensor:
     """Up to `count` different gate settings within the tolerance below the budget, (n, blocks, gates) of booleans.
 
     They keep what the gates value most: the largest sums of the margins of the gates that act. Many copies of
@@ -95,15 +103,17 @@ def land(gates: Gates, cost: Any, budget: float, count: int, seed: int, luck: fl
 
     luck: every copy has margins of its own, with so much logistic noise on them, and the settings are its best ones.
     With 1, a gate that has no others inside would be open as often as when it is drawn by its margin.
+    margins: (blocks, gates) in place of the gates' own.
     """
     copies, rounds = 128, 1000
     generator = torch.Generator().manual_seed(seed)
     always_open, columns = gates.always_open.cpu(), gates.columns
-    margins = gates.margins().cpu().double().expand(copies, *always_open.shape)  # (copies, blocks, gates)
+    own = gates.margins() if margins is None else margins
+    margins = own.cpu().double().expand(copies, *always_open.shape)  # (copies, blocks, gates)
     if luck:
         margins = margins + luck * torch.rand(margins.shape, generator=generator).double().logit(eps=1e-9)
     cost = copy.deepcopy(cost).cpu()
-    settings = gates.decisions().cpu().expand_as(margins).clone()
+    settings = ((own.cpu() > 0) | always_open).expand_as(margins).clone()
     settings[0], settings[1] = always_open, True  # the smallest and the largest: budgets at the ends of the range
     scores, inside = score(settings, margins, columns, cost, budget)
     free = (~always_open).flatten().nonzero().squeeze(1)

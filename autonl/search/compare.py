@@ -93,15 +93,3 @@ def short_training(
     started = Started(fabric, folder, Progress(), find_checkpoint(folder, True, Progress()))
     fabric.barrier()
     return started.loop(config, build(spec), task, train, selection, about).run()
-
-
-def by_trial(trained: list[Candidate], images: float) -> list[Candidate]:
-    """The best trial first. The first candidate, the gates' own, gives way only to a difference that so many images
-    can show, one standard error: where no trial has learned anything yet, the trials choose nothing."""
-    favourite, ranked = trained[0], sorted(trained, key=lambda candidate: -(candidate.trained or 0.0))
-    share = (ranked[0].trained or 0.0) / 100
-    error = 100 * math.sqrt(2 * share * (1 - share) / max(images, 1))
-    if (ranked[0].trained or 0.0) - (favourite.trained or 0.0) <= error:
-        ranked.remove(favourite)
-        ranked.insert(0, favourite)
-    return ranked

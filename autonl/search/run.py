@@ -25,7 +25,7 @@ from autonl.data.sources import STREAM_PREFIXES, Source, keep_selection, open_so
 from autonl.errors import AutoNLError
 from autonl.models import ARCH_FILE
 from autonl.search.budget import land, parse_budget, parse_latency
-from autonl.search.compare import Candidate, Comparison, by_trial
+from autonl.search.compare import Candidate, Comparison
 from autonl.search.config import SearchConfig, SearchSettings
 from autonl.search.gates import Gates, from_choices, to_choices
 from autonl.search.latency import TableCost
@@ -33,11 +33,11 @@ from autonl.search.pictures import draw_architecture, draw_search
 from autonl.search.space import Choice, Space, load_space
 from autonl.search.supernet import SuperNet
 from autonl.search.task import Search
+from autonl.search.trials import tried
 from autonl.train.config import replace, to_dict
 from autonl.train.folder import SEARCH_FILE, describe, describe_data, view_settings, write_description
 from autonl.train.loop import Loop, Result, share
 from autonl.train.progress import Progress
-from autonl.train.records import NonFiniteError
 from autonl.train.run import Started, Where, start
 from autonl.train.state import write_atomically, write_weights
 from autonl.weights import BEST_WEIGHTS, FINAL_WEIGHTS
@@ -84,7 +84,8 @@ def search(
     supernet, task, comparison = searching.supernet, searching.task, searching.comparison
     candidates = compared(searching)
     if searching.config.search.trials > 1 and searching.budget is not None:
-        candidates, stopped = tried(searching, candidates, folder / TRIALS_FOLDER)
+        say = searching.started.shown.say
+        candidates, stopped = tried(comparison, searching.budget, candidates, folder / TRIALS_FOLDER, say)
         if stopped:
             return Found(stopped, searching.space)
     network = comparison.network(candidates[0].choices)
@@ -179,11 +180,7 @@ def budget_of(settings: SearchSettings, space: Space, cost: TableCost | None) ->
 
 
 def compared(searching: Searching) -> list[Candidate]:
-    """Networks at the budget that the gates value most, or the one that they decide on; the best first.
-
-    Where there are trials, the best one and networks drawn by the gates' margins, for the trials to choose from: the
-    networks valued most are much alike, and how deep a network should be the super-network tells badly.
-    """
+    """Networks at the budget that the gates value most, or the one that they decide on; the best first."""
     gates, cost, settings = searching.supernet.gates, searching.supernet.cost, searching.config.search
 
     def ranked(found: Tensor) -> list[Candidate]:
@@ -193,42 +190,7 @@ def compared(searching: Searching) -> list[Candidate]:
     if searching.budget is None:
         return ranked(gates.decisions().cpu()[None])
     seed = derive_seed("landing", searching.config.seed)
-    best = ranked(land(gates, cost, searching.budget, settings.candidates, seed))
-    if settings.trials < 2:
-        return best
-    drawn = ranked(land(gates, cost, searching.budget, 2 * settings.trials, seed, luck=1.0))
-    known = {candidate.choices for candidate in best}
-    return [best[0], *(candidate for candidate in drawn if candidate.choices not in known), *best[1:]]
-
-
-def tried(searching: Searching, candidates: list[Candidate], folder: Path) -> tuple[list[Candidate], Result | None]:
-    """The first few trained for a while, the best of them first; or what was asked to stop on the way."""
-    trials = candidates[: searching.config.search.trials]
-    fabric, kept = searching.started.fabric, folder.with_suffix(".json")
-    known: dict[str, list[float]] = json.loads(kept.read_text()) if kept.exists() else {}
-    fabric.barrier()  # all have read before the first one writes
-    trained = []
-    images = 1.0
-    for index, candidate in enumerate(trials):
-        name = hashlib.sha256(repr(candidate.choices).encode()).hexdigest()[:16]
-        if name not in known:  # one that has ended is not run again when the search is resumed
-            searching.started.shown.say(f"trial {index + 1} of {len(trials)}")
-            try:
-                result = searching.comparison.trial(candidate.choices, folder / name)
-            except NonFiniteError as error:
-                if fabric.world_size > 1:
-                    raise  # the other processes may not have noticed yet
-                searching.started.shown.say(f"trial {index + 1}: {error}; it cannot win")
-                continue
-            if result.stopped_by:
-                return [], result
-            known[name] = [result.metrics["top1"], result.metrics["val_images"]]
-            if fabric.is_global_zero:
-                write_atomically(kept, json.dumps(known).encode())
-        top1, images = known[name]
-        trained.append(dataclasses.replace(candidate, trained=top1))
-    lost = [candidate for candidate in trials if candidate.choices not in {other.choices for other in trained}]
-    return [*(by_trial(trained, images) if trained else []), *candidates[len(trials) :], *lost], None
+    return ranked(land(gates, cost, searching.budget, settings.candidates, seed))
 
 
 @torch.no_grad()

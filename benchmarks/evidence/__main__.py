@@ -170,7 +170,8 @@ def smoke(jobs: list[Job], command: str) -> None:
         setup = Setup(str(folder / "images"), "", folder, folder / "architectures.json", SMOKE, 1, command)
         for job in jobs:
             if job.seed == 0:
-                row = run(dataclasses.replace(job, resolution=32), setup)
+                settings = ("search.trials=2",) if job.kind == "search" else job.settings
+                row = run(dataclasses.replace(job, resolution=32, settings=settings), setup)
                 append(folder, row, setup.architectures)
                 print({column: row[column] for column in ("job", "top1", "macs", "params", "seconds")}, flush=True)
         print(f"{sum(len(read_rows(folder, suite)) for suite in SUITES)} rows")

@@ -212,7 +212,7 @@ def fidelity() -> list[str]:
     return [
         *lines,
         "",
-        "`python -m benchmarks.fidelity`: the rows `random` and `found` of the search, one run each.",
+        "`python -m benchmarks.fidelity --data DIR`: the rows `random` and `found` of the search, one run each.",
         "",
     ]
 

@@ -90,6 +90,7 @@ def gain() -> list[Job]:
 
 
 GATES_ALONE = ("search.trials=0",)  # as the search was before it had trials
+TRIALS = ("search.trials=20", "search.trial_epochs=6")  # 4 epochs tell little: benchmarks.fidelity
 
 
 def search() -> list[Job]:
@@ -102,9 +103,9 @@ def search() -> list[Job]:
         *found(suite, "found", settings=GATES_ALONE),
         *random,
         *found(suite, "found without LightNL", 1, space="without LightNL", settings=GATES_ALONE),
-        *found(suite, "found with trials"),
-        *found(suite, "found with trials, without LightNL", space="without LightNL"),
-        *found(suite, "found with trials, LightNL by energy", 1, space="by energy"),
+        *found(suite, "found with trials", settings=TRIALS),
+        *found(suite, "found with trials, without LightNL", space="without LightNL", settings=TRIALS),
+        *found(suite, "found with trials, LightNL by energy", 1, space="by energy", settings=TRIALS),
         *zoo,
         *peers,
     ]

@@ -8,6 +8,8 @@ import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
+from statistics import stdev
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,13 +21,14 @@ from autonl.data.digits import digits
 from autonl.data.sources import Source
 from autonl.search.budget import land, parse_budget
 from autonl.search.chance import random_network
-from autonl.search.compare import Candidate, Comparison, by_trial
+from autonl.search.compare import Candidate, Comparison
 from autonl.search.config import SearchConfig
-from autonl.search.gates import Reached
+from autonl.search.gates import Reached, from_choices, to_choices
 from autonl.search.run import prepare, search
 from autonl.search.space import Space, load_space
 from autonl.search.supernet import SuperNet
 from autonl.search.task import Search
+from autonl.search.trials import by_trial, tried, worth
 from autonl.train.config import load_config
 from autonl.train.progress import Progress
 from autonl.train.records import NonFiniteError
@@ -440,6 +443,62 @@ def test_a_trial_that_diverges_cannot_win_and_no_trial_runs_twice(tmp_path, monk
     again = run_search(tmp_path / "run", *settings, images=160, epochs=1, resume=True)
     assert tried[3:] == [tried[1]]  # the one that had no result
     assert again.spec == found.spec
+
+
+def additive(space):
+    """Candidates whose top-1 after a trial is 50 and the sum of what their open gates are worth."""
+    supernet = SuperNet(space)
+    columns = supernet.gates.columns
+    effects = torch.randn(supernet.gates.threshold.shape, generator=torch.Generator().manual_seed(1))
+
+    def top1(choices):
+        return 50 + (from_choices(choices, columns) * effects).sum().item()
+
+    return supernet, effects, top1
+
+
+def test_trials_tell_what_a_gate_is_worth():
+    """Networks that were not tried are ranked by it."""
+    supernet, _, top1 = additive(SMALL)
+    rng = random.Random(0)
+    drawn = [SMALL.random(rng) for _ in range(80)]
+    settings = torch.stack([from_choices(choices, supernet.gates.columns) for choices in drawn]).double()
+    trained = [Candidate(choices, 0, 0.0, 0.0, trained=top1(choices)) for choices in drawn[:40]]
+    found = worth(trained, SimpleNamespace(supernet=supernet))
+    assert found.abs().mean().item() == pytest.approx(1)
+    assert (found[settings[:40].std(0) == 0] == 0).all()  # nothing is known about these
+    predicted = (settings[40:] * found).sum((1, 2))
+    actual = torch.tensor([top1(choices) for choices in drawn[40:]], dtype=torch.float64)
+    assert torch.corrcoef(torch.stack([predicted, actual]))[0, 1] > 0.7
+
+
+def test_later_trials_follow_earlier_ones(tmp_path):
+    supernet, _, top1 = additive(SMALL)
+    budget = parse_budget("60%", SMALL)
+    tries = []
+
+    def trial(choices, folder):
+        tries.append(choices)
+        return SimpleNamespace(stopped_by=None, metrics={"top1": top1(choices), "val_images": 1e6})
+
+    comparison = SimpleNamespace(
+        supernet=supernet,
+        config=SimpleNamespace(search=SimpleNamespace(trials=24), seed=0),
+        fabric=SimpleNamespace(world_size=1, is_global_zero=True, barrier=lambda: None),
+        judge=lambda choices: Candidate(choices, 0, 0.0, 0.0),
+        trial=trial,
+    )
+    landed = land(supernet.gates, supernet.cost, budget, 4, seed=0)
+    best = [comparison.judge(to_choices(setting, supernet.gates.columns)) for setting in landed]
+    candidates, stopped = tried(comparison, budget, best, tmp_path / "trials", print)
+    assert stopped is None
+    assert len(tries) == len(set(tries)) == 24
+    assert [candidate.choices for candidate in candidates[24:]] == [candidate.choices for candidate in best[1:]]
+    results = [top1(choices) for choices in tries]
+    assert mean(results[12:]) > mean(results[:12]) + stdev(results[:12])
+    assert candidates[0].trained == max(results)
+    for choices in tries:
+        assert 0.99 * budget <= supernet.macs(from_choices(choices, supernet.gates.columns).double()) <= budget
 
 
 def test_the_memory_of_the_evidence_is_a_setting(tmp_path):
