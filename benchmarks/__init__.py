@@ -105,7 +105,6 @@ def compile_ahead(function: Callable[..., object], calls: Sequence[tuple[Any, ..
 
     One after the other the compilations take minutes. A call that fails here fails again where it is timed.
     """
-    require_cuda()
     processes = min(len(calls), os.cpu_count() or 1)
     with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
         wait([pool.submit(function, *call) for call in calls])

@@ -3,7 +3,7 @@
     python -m benchmarks.fidelity --data DIR [--epochs 2 4 8]
 
 The networks of suite `search` whose top-1 after a whole training is known are trained for a few epochs and judged on
-held-out training images, as a trial is; one row each in benchmarks/results/fidelity.csv.
+held-out training images, as a trial is; one row each in benchmarks/results/fidelity.csv, where it is not there yet.
 """
 
 from __future__ import annotations
@@ -52,23 +52,28 @@ def main() -> None:
     config = replace(config, data=view_settings(view))
     loaders = Loaders(config.data, config.augment, view, len(source.classes), fabric.device)
     train, selection = loaders.training(source.train), loaders.evaluation(source.selection)
-    new = not arguments.out.exists()
+    done = []
+    if arguments.out.exists():
+        with arguments.out.open(newline="") as file:
+            done = [(row["job"], row["seed"], row["epochs"]) for row in csv.DictReader(file)]
+    wanted = [(job, epochs) for epochs in arguments.epochs for job in jobs]
     with arguments.out.open("a", newline="") as file, tempfile.TemporaryDirectory() as folder:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        if new:
+        if not done:
             writer.writeheader()
-        for epochs in arguments.epochs:
-            for job in jobs:
-                started = time.perf_counter()
-                place = Path(folder) / f"{job.name}_{job.seed}_{epochs}"
-                result = short_training(specs[job], config, epochs, fabric, train, selection, place)
-                if result.stopped_by:
-                    return
-                row = {"job": job.name, "seed": job.seed, "epochs": epochs, "top1": known[job.name, str(job.seed)]}
-                row |= {"selection_top1": round(result.metrics["top1"], 2), "commit": commit()}
-                writer.writerow(row | {"seconds": round(time.perf_counter() - started, 1)})
-                file.flush()
-                print(row, flush=True)
+        for job, epochs in wanted:
+            if (job.name, str(job.seed), str(epochs)) in done:
+                continue
+            started = time.perf_counter()
+            place = Path(folder) / f"{job.name}_{job.seed}_{epochs}"
+            result = short_training(specs[job], config, epochs, fabric, train, selection, place)
+            if result.stopped_by:
+                return
+            row = {"job": job.name, "seed": job.seed, "epochs": epochs, "top1": known[job.name, str(job.seed)]}
+            row |= {"selection_top1": round(result.metrics["top1"], 2), "commit": commit()}
+            writer.writerow(row | {"seconds": round(time.perf_counter() - started, 1)})
+            file.flush()
+            print(row, flush=True)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from autonl.nn.light_nonlocal import LightNL
-from benchmarks import RESULTS, compile_ahead, eager_us, graph_us, write_rows, write_table
+from benchmarks import RESULTS, compile_ahead, eager_us, graph_us, require_cuda, write_rows, write_table
 
 # map, channels, ratio, stride
 SHAPES = (
@@ -120,6 +120,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.doc:
         return write_table("speed_lightnl", TABLE, arguments.out)
+    require_cuda()
     if arguments.settle:
         from benchmarks.settle import settle
 

@@ -20,7 +20,7 @@ from torch import nn
 
 from autonl.models import create_model
 from autonl.nn.light_nonlocal import LightNL
-from benchmarks import RESULTS, compile_ahead, events_us, write_rows, write_table
+from benchmarks import RESULTS, compile_ahead, events_us, require_cuda, write_rows, write_table
 
 BASELINE = "timm:mobilenetv2_100"
 
@@ -105,6 +105,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.doc:
         return write_table("speed_networks", TABLE, arguments.out)
+    require_cuda()
     kinds = [(ref, variant) for ref in arguments.networks for variant in arguments.variants] + [(BASELINE, "")]
     calls = [
         (*kind, mode, arguments.batch, compiled)

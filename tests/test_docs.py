@@ -42,6 +42,7 @@ from autonl import cli
 from autonl.data import digits as embedded
 from autonl.data import sources
 from autonl.data.memory import StoredImages
+from autonl.search.config import SearchConfig
 from autonl.train.config import load_config
 from benchmarks import environment_keys
 from benchmarks.lightnl import TABLE as BLOCK_TABLE
@@ -380,6 +381,13 @@ def parse(words):
         return
     assert words[1] in group.commands, words
     group.commands[words[1]].make_context(words[1], words[2:])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_setting_exists(page):
+    """Those in sentences too, which belong to no command."""
+    for setting in re.findall(r"--set ([a-z_]+\.[a-z_]+=[^\s`']+)", page.read_text()):
+        load_config(None, [setting], SearchConfig)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -267,7 +267,7 @@ class Loaders:
 
 
 def cpus() -> int:
-    """That this process may use: a container or taskset may leave it fewer than the machine has."""
+    """That this process may use: a batch system or taskset may leave it fewer than the machine has."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

@@ -150,7 +150,7 @@ def score(settings: Tensor, margins: Tensor, columns: Columns, cost: Any, budget
     reached = Reached.by(settings.double(), columns)
     share = cost(reached) / budget
     outside = (share - 1).clamp(min=0) + (1 - TOLERANCE - share).clamp(min=0)
-    most = margins.abs().sum((-2, -1)) + 1  # half of how far apart two values can be
+    most = margins.abs().sum((-2, -1)) + 30  # half of how far apart two values can be, and more than heat lets pass
     return value(reached, margins, columns) - 2 * most * ((outside > 0) + 10 * outside), outside == 0
 
 

@@ -30,6 +30,8 @@ class Search(Task):
     calibration  gives the training batches that BN statistics are taken from before an evaluation
     """
 
+    recorded = True
+
     def __init__(
         self,
         supernet: SuperNet,

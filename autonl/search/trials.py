@@ -1,7 +1,7 @@
-"""Trials: networks at the budget, trained from scratch for a while; later ones follow what earlier ones have shown.
+"""Trials: networks at the budget, trained from scratch for a while; of many, the later follow what the earlier showed.
 
-The super-network tells networks at one budget badly apart, a short training tells them better, and some short trainings
-together say what a gate is worth: the second half of the trials is drawn by that.
+The super-network tells networks at one budget badly apart; short trainings are hoped to tell them better, and many of
+them together what a gate is worth. How much they know: `python -m benchmarks.fidelity`, docs/results.md.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from torch import Tensor
 from autonl.data.order import derive_seed
 from autonl.search.budget import land
 from autonl.search.compare import Candidate, Comparison
-from autonl.search.gates import from_choices, to_choices
+from autonl.search.gates import Gates, from_choices, to_choices
 from autonl.train.loop import Result
 from autonl.train.records import NonFiniteError
 from autonl.train.state import write_atomically
 
-BEFORE_A_MODEL = 8  # trials: of fewer nothing is concluded about single gates
-A_ROUND = 4  # trials that follow one model, before the next is made
-RIDGE = 20.0  # added to the squared distances of networks in gates: of about 100 that differ, a gate is worth little
-STRENGTH = 2.0  # of the model's mean margin, against a logistic noise of LUCK
+LEAST_KNOWN = 8  # trials, before anything is concluded about single gates
+A_ROUND = 4  # trials that follow one regression, before the next
+RIDGE = 20.0  # on the diagonal, beside the number of gates in which a network differs from the mean one, about 40
+STRENGTH = 2.0  # of the mean gate's worth, against logistic noise of LUCK
 LUCK = 0.5
 
 
@@ -65,40 +65,43 @@ def tried(
                 write_atomically(kept, json.dumps(known).encode())
         top1, images = known[name]
         trained.append(dataclasses.replace(candidate, trained=top1))
-    tried_ones = {candidate.choices for candidate in (*trained, *lost)}
-    others = [candidate for candidate in best if candidate.choices not in tried_ones]
-    return [*(by_trial(trained, images) if trained else []), *others, *lost], None
+    if (done := len(trained) + len(lost)) < count:
+        say(f"{done} trials in place of {count}: the space has no more networks at the budget")
+    seen = {candidate.choices for candidate in (*trained, *lost)}
+    others = [candidate for candidate in best if candidate.choices not in seen]
+    return [*by_trial(trained, best[0], images), *others, *lost], None
 
 
 def proposals(
     comparison: Comparison, budget: float, favourite: Candidate, trained: list[Candidate], lost: list[Candidate]
 ) -> Iterator[Candidate]:
-    """`search.trials` different networks: the gates' own, some drawn by the gates' margins, then, once there are enough
-    results in `trained`, some drawn by what these say."""
+    """`search.trials` different networks: the gates' own, half of them and at least LEAST_KNOWN drawn by the gates'
+    margins, the rest by what the results in `trained` say by then."""
     gates, cost = comparison.supernet.gates, comparison.supernet.cost
     count, seed = comparison.config.search.trials, comparison.config.seed
+    first = min(count, max(LEAST_KNOWN, count // 2))
     yield favourite
     while (done := len(trained) + len(lost)) < count:
-        follow = len(trained) >= max(BEFORE_A_MODEL, count // 2)
-        margins = STRENGTH * worth(trained, comparison) if follow else None
-        wanted = min(A_ROUND, count - done) if follow else min(count, max(BEFORE_A_MODEL, count // 2)) - done
-        luck = LUCK if follow else 1.0
+        wanted, luck, margins = first - done, 1.0, None
+        if done >= first:
+            wanted, luck, margins = min(A_ROUND, count - done), LUCK, STRENGTH * worth(trained, gates)
         drawn = land(gates, cost, budget, count + wanted, derive_seed("trials", seed, done), luck, margins)
         known = {candidate.choices for candidate in (*trained, *lost)}
         new = [choices for setting in drawn if (choices := to_choices(setting, gates.columns)) not in known]
         if not new:
-            return  # a space so small that all of it has been tried
+            return
         for choices in new[:wanted]:
             yield comparison.judge(choices)
 
 
-def worth(trained: list[Candidate], comparison: Comparison) -> Tensor:
+def worth(trained: list[Candidate], gates: Gates) -> Tensor:
     """(blocks, gates): what every gate adds to top-1 by the trials, their mean size being one.
 
     Ridge regression on the gates, in its dual form: there are far more gates than trials.
     """
-    columns = comparison.supernet.gates.columns
-    settings = torch.stack([from_choices(candidate.choices, columns) for candidate in trained]).double()
+    if not trained:
+        return torch.zeros_like(gates.threshold)
+    settings = torch.stack([from_choices(candidate.choices, gates.columns) for candidate in trained]).double()
     top1 = torch.tensor([candidate.trained for candidate in trained], dtype=torch.float64)
     x = (settings - settings.mean(0)).flatten(1)  # (trials, blocks * gates)
     dual = torch.linalg.solve(x @ x.T + RIDGE * torch.eye(len(x)).double(), top1 - top1.mean())
@@ -106,13 +109,14 @@ def worth(trained: list[Candidate], comparison: Comparison) -> Tensor:
     return found / found.abs().mean().clamp(min=1e-12)
 
 
-def by_trial(trained: list[Candidate], images: float) -> list[Candidate]:
-    """The best trial first. The first candidate, the gates' own, gives way only to a difference that so many images
-    can show, one standard error: where no trial has learned anything yet, the trials choose nothing."""
-    favourite, ranked = trained[0], sorted(trained, key=lambda candidate: -(candidate.trained or 0.0))
-    share = (ranked[0].trained or 0.0) / 100
-    error = 100 * math.sqrt(2 * share * (1 - share) / max(images, 1))
-    if (ranked[0].trained or 0.0) - (favourite.trained or 0.0) <= error:
-        ranked.remove(favourite)
-        ranked.insert(0, favourite)
+def by_trial(trained: list[Candidate], favourite: Candidate, images: float) -> list[Candidate]:
+    """The best trial first. The gates' own network gives way only to a difference that so many images can show, one
+    standard error: where no trial has learned anything yet, the trials choose nothing."""
+    ranked = sorted(trained, key=lambda candidate: -(candidate.trained or 0.0))
+    own = [candidate for candidate in trained if candidate.choices == favourite.choices]
+    if own:
+        best = ranked[0].trained or 0.0
+        error = math.sqrt(2 * best * (100 - best) / max(images, 1))
+        if best - (own[0].trained or 0.0) <= error:
+            ranked = [*own, *(candidate for candidate in ranked if candidate is not own[0])]
     return ranked

@@ -109,8 +109,8 @@ class Loop:
             module = module.to(memory_format=torch.channels_last)
         tunings = task.tunings(module, self.steps_per_epoch)
         wrapped: Any = torch.compile(module) if config.compile else module
-        if config.graph and can_be_recorded(fabric, train, config):
-            wrapped = Graphed(module)
+        self.graphed = Graphed(module) if can_be_recorded(fabric, task, train, config) else None
+        wrapped = self.graphed or wrapped
         self.model, *optimizers = fabric.setup(wrapped, *(optimizer for optimizer, _ in tunings))
         self.schedulers = [scheduler for _, scheduler in tunings if scheduler]
         average = ModelEmaV3(module, decay=config.ema, use_warmup=config.ema_warmup) if config.ema else None
@@ -136,7 +136,8 @@ class Loop:
         finally:
             self.progress.end()
             self.records.close()
-            del self.model  # with it goes the memory of a recorded pass
+            if self.graphed:
+                self.graphed.release()
 
     def run_epoch(self, stop: StopRequest) -> bool:
         """Train to the end of the epoch and evaluate; False when the run was asked to stop on the way."""

@@ -30,6 +30,7 @@ class Task:
     """
 
     monitor = "top1"  # the metric that says which epoch was the best; more is better
+    recorded = False  # `step` calls the model once, and nothing but its arguments changes it: see train/graphs.py
 
     def tunings(self, module: nn.Module, steps_per_epoch: int) -> list[Tuning]:
         """The optimisers over the module's parameters, each parameter in one of them."""
@@ -64,6 +65,8 @@ class Task:
 
 class Classification(Task):
     """Cross-entropy, top-1 and top-5 in percent."""
+
+    recorded = True
 
     def __init__(self, classes: int, optim: OptimConfig, schedule: ScheduleConfig) -> None:
         self.classes, self.optim, self.schedule = classes, optim, schedule

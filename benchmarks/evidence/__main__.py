@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import RESULTS
-from benchmarks.evidence.jobs import SUITES, Job
+from benchmarks.evidence.jobs import SUITES, TRIALS, Job
 from benchmarks.evidence.run import COLUMNS, Setup, folder_name, run
 
 SMOKE = (
@@ -170,8 +170,8 @@ def smoke(jobs: list[Job], command: str) -> None:
         setup = Setup(str(folder / "images"), "", folder, folder / "architectures.json", SMOKE, 1, command)
         for job in jobs:
             if job.seed == 0:
-                settings = ("search.trials=2",) if job.kind == "search" else job.settings
-                row = run(dataclasses.replace(job, resolution=32, settings=settings), setup)
+                few = ("search.trials=2",) if TRIALS[0] in job.settings else ()
+                row = run(dataclasses.replace(job, resolution=32, settings=(*job.settings, *few)), setup)
                 append(folder, row, setup.architectures)
                 print({column: row[column] for column in ("job", "top1", "macs", "params", "seconds")}, flush=True)
         print(f"{sum(len(read_rows(folder, suite)) for suite in SUITES)} rows")

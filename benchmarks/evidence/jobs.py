@@ -90,7 +90,7 @@ def gain() -> list[Job]:
 
 
 GATES_ALONE = ("search.trials=0",)  # as the search was before it had trials
-TRIALS = ("search.trials=20", "search.trial_epochs=6")  # 4 epochs tell little: benchmarks.fidelity
+TRIALS = ("search.trials=20", "search.trial_epochs=6")
 
 
 def search() -> list[Job]:

@@ -25,7 +25,7 @@ from autonl.search.compare import Candidate, Comparison
 from autonl.search.config import SearchConfig
 from autonl.search.gates import Reached, from_choices, to_choices
 from autonl.search.run import prepare, search
-from autonl.search.space import Space, load_space
+from autonl.search.space import Choice, Space, load_space
 from autonl.search.supernet import SuperNet
 from autonl.search.task import Search
 from autonl.search.trials import by_trial, tried, worth
@@ -400,7 +400,7 @@ def test_pictures_warnings_and_trials(tmp_path):
     tried = [candidate for candidate in found.candidates if candidate.trained is not None]
     assert len(tried) == 3
     assert tried == found.candidates[:3]
-    assert tried == by_trial(tried, 20)
+    assert tried == by_trial(tried, tried[0], 20)
     assert found.space.spec(tried[0].choices, found.spec.name) == found.spec
     assert not (tmp_path / "run" / "trials").exists()
     story = json.loads((tmp_path / "run" / "search.json").read_text())
@@ -419,8 +419,10 @@ def test_pictures_warnings_and_trials(tmp_path):
     ],
 )
 def test_a_trial_beats_the_gates_by_a_standard_error(tops, images, order):
-    trained = [Candidate((), 0, 0.0, 0.0, trained=top1) for top1 in tops]
-    assert [candidate.trained for candidate in by_trial(trained, images)] == order
+    trained = [Candidate((Choice(index),), 0, 0.0, 0.0, trained=top1) for index, top1 in enumerate(tops)]
+    assert [candidate.trained for candidate in by_trial(trained, trained[0], images)] == order
+    lost = Candidate((Choice(9),), 0, 0.0, 0.0)  # nobody else has its privilege
+    assert [candidate.trained for candidate in by_trial(trained, lost, images)] == sorted(tops, reverse=True)
 
 
 def test_a_trial_that_diverges_cannot_win_and_no_trial_runs_twice(tmp_path, monkeypatch):
@@ -446,7 +448,7 @@ def test_a_trial_that_diverges_cannot_win_and_no_trial_runs_twice(tmp_path, monk
 
 
 def additive(space):
-    """Candidates whose top-1 after a trial is 50 and the sum of what their open gates are worth."""
+    """A super-network, and a top-1 after a trial that is 50 and the sum of what the open gates are worth."""
     supernet = SuperNet(space)
     columns = supernet.gates.columns
     effects = torch.randn(supernet.gates.threshold.shape, generator=torch.Generator().manual_seed(1))
@@ -454,57 +456,92 @@ def additive(space):
     def top1(choices):
         return 50 + (from_choices(choices, columns) * effects).sum().item()
 
-    return supernet, effects, top1
+    return supernet, top1
 
 
 def test_trials_tell_what_a_gate_is_worth():
     """Networks that were not tried are ranked by it."""
-    supernet, _, top1 = additive(SMALL)
+    supernet, top1 = additive(SMALL)
     rng = random.Random(0)
     drawn = [SMALL.random(rng) for _ in range(80)]
     settings = torch.stack([from_choices(choices, supernet.gates.columns) for choices in drawn]).double()
     trained = [Candidate(choices, 0, 0.0, 0.0, trained=top1(choices)) for choices in drawn[:40]]
-    found = worth(trained, SimpleNamespace(supernet=supernet))
+    found = worth(trained, supernet.gates)
     assert found.abs().mean().item() == pytest.approx(1)
     assert (found[settings[:40].std(0) == 0] == 0).all()  # nothing is known about these
     predicted = (settings[40:] * found).sum((1, 2))
     actual = torch.tensor([top1(choices) for choices in drawn[40:]], dtype=torch.float64)
     assert torch.corrcoef(torch.stack([predicted, actual]))[0, 1] > 0.7
+    assert (worth(trained[:1], supernet.gates) == 0).all()
+    assert (worth([], supernet.gates) == 0).all()
 
 
-def test_later_trials_follow_earlier_ones(tmp_path):
-    supernet, _, top1 = additive(SMALL)
-    budget = parse_budget("60%", SMALL)
-    tries = []
+def try_networks(folder, space, trials, share="60%", diverging=()):
+    """(candidates, choices in the order of their trials, their top-1, what was said)"""
+    supernet, top1 = additive(space)
+    budget = parse_budget(share, space)
+    tries, said = [], []
 
     def trial(choices, folder):
         tries.append(choices)
+        if len(tries) in diverging:
+            raise NonFiniteError("the loss turned nan at step 1")
         return SimpleNamespace(stopped_by=None, metrics={"top1": top1(choices), "val_images": 1e6})
 
     comparison = SimpleNamespace(
         supernet=supernet,
-        config=SimpleNamespace(search=SimpleNamespace(trials=24), seed=0),
+        config=SimpleNamespace(search=SimpleNamespace(trials=trials), seed=0),
         fabric=SimpleNamespace(world_size=1, is_global_zero=True, barrier=lambda: None),
         judge=lambda choices: Candidate(choices, 0, 0.0, 0.0),
         trial=trial,
     )
     landed = land(supernet.gates, supernet.cost, budget, 4, seed=0)
     best = [comparison.judge(to_choices(setting, supernet.gates.columns)) for setting in landed]
-    candidates, stopped = tried(comparison, budget, best, tmp_path / "trials", print)
+    candidates, stopped = tried(comparison, budget, best, folder / "trials", said.append)
     assert stopped is None
-    assert len(tries) == len(set(tries)) == 24
-    assert [candidate.choices for candidate in candidates[24:]] == [candidate.choices for candidate in best[1:]]
-    results = [top1(choices) for choices in tries]
-    assert mean(results[12:]) > mean(results[:12]) + stdev(results[:12])
-    assert candidates[0].trained == max(results)
+    assert tries[0] == best[0].choices
     for choices in tries:
         assert 0.99 * budget <= supernet.macs(from_choices(choices, supernet.gates.columns).double()) <= budget
+    return candidates, tries, [top1(choices) for choices in tries], said
+
+
+def test_later_trials_follow_earlier_ones(tmp_path):
+    candidates, tries, results, _ = try_networks(tmp_path, SMALL, 24)
+    assert len(tries) == len(set(tries)) == 24
+    assert mean(results[12:]) > mean(results[:12]) + stdev(results[:12])
+    assert candidates[0].trained == max(results)
+    assert all(candidate.trained is None for candidate in candidates[24:])
+
+
+@pytest.mark.parametrize("diverging", [(1,), (3, 4), tuple(range(1, 13))])
+def test_trials_end_whatever_diverges(tmp_path, diverging):
+    candidates, tries, results, _ = try_networks(tmp_path, SMALL, 12, diverging=diverging)
+    assert len(tries) == len(set(tries)) == 12
+    lost = {tries[number - 1] for number in diverging}
+    left = [result for choices, result in zip(tries, results, strict=True) if choices not in lost]
+    assert candidates[0].trained == (max(left) if left else None)
+    assert {candidate.choices for candidate in candidates[-len(lost) :]} == lost
+
+
+def test_a_small_space_has_few_trials_and_says_so(tmp_path):
+    """Seven networks within 1 % of that budget: all are tried, none twice."""
+    _, tries, _, said = try_networks(tmp_path, replace(SMALL, se=(), ratios=()), 12, share="97%")
+    assert len(tries) == len(set(tries)) == 7
+    assert said[-1] == "7 trials in place of 12: the space has no more networks at the budget"
 
 
 def test_the_memory_of_the_evidence_is_a_setting(tmp_path):
     config = load_config("demo", ["search.memory=0"], SearchConfig)
     searching = prepare(config, tmp_path / "run", TINY, few_digits(160), False, ON_CPU, Progress, "")
     assert searching.supernet.gates.memory == 0
+
+
+@pytest.mark.parametrize("share", ["100%", "99.5%"])
+def test_a_landing_without_any_preference_finds_the_end_of_the_space(share):
+    supernet = SuperNet(SMALL)  # all margins zero
+    budget = parse_budget(share, SMALL)
+    macs = supernet.macs(land(supernet.gates, supernet.cost, budget, 4, seed=0).double())
+    assert ((0.99 * budget <= macs) & (macs <= budget)).all()
 
 
 def test_lucky_landings_differ_and_follow_the_margins():

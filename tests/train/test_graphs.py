@@ -1,4 +1,6 @@
-"""Recorded passes: the same training, launched as a whole. Needs a GPU."""
+"""Recorded passes: the same training, launched as a whole. What really records needs a GPU."""
+
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -6,12 +8,80 @@ import torch.nn.functional as F
 from torch import nn
 
 from autonl import create_model
+from autonl.data.loaders import LoaderTraining
+from autonl.data.memory import MemoryTraining
 from autonl.errors import AutoNLError
 from autonl.search.space import load_space
 from autonl.search.supernet import SuperNet
-from autonl.train.graphs import Graphed
+from autonl.search.task import Search
+from autonl.train import graphs
+from autonl.train.config import LoopConfig
+from autonl.train.graphs import Graphed, can_be_recorded
+from autonl.train.tasks import Classification, Task
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")
+NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")
+
+
+def stand_in(device="cuda", world_size=1):
+    return SimpleNamespace(device=SimpleNamespace(type=device), world_size=world_size)
+
+
+@pytest.mark.parametrize(
+    ("fabric", "task", "train", "settings", "recorded"),
+    [
+        (stand_in(), Classification, MemoryTraining, {}, True),
+        (stand_in(), Search, MemoryTraining, {"clip_norm": 1.0, "ema": 0.9}, True),
+        (stand_in("cpu"), Classification, MemoryTraining, {}, False),
+        (stand_in(world_size=2), Classification, MemoryTraining, {}, False),
+        (stand_in(), Task, MemoryTraining, {}, False),
+        (stand_in(), Classification, LoaderTraining, {}, False),
+        (stand_in(), Classification, MemoryTraining, {"graph": False}, False),
+        (stand_in(), Classification, MemoryTraining, {"accumulate": 2}, False),
+        (stand_in(), Classification, MemoryTraining, {"compile": True}, False),
+    ],
+)
+def test_what_is_recorded(fabric, task, train, settings, recorded):
+    assert can_be_recorded(fabric, task, train.__new__(train), LoopConfig(**settings)) is recorded
+
+
+class Shown(nn.Module):
+    """Returns its arguments."""
+
+    def __init__(self):
+        super().__init__()
+        self.name = "inner"
+
+    def forward(self, *inputs, **named):
+        return (*inputs, *named.values())
+
+
+def test_which_calls_are_recorded(monkeypatch):
+    """On the CPU, with a recording that only says that it was one."""
+    made = []
+
+    def record(module, inputs, constants, memory):
+        made.append(constants)
+        return lambda *tensors: ("replayed", *module(*tensors, *constants))
+
+    monkeypatch.setattr(graphs, "record", record)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: "memory")
+    model, x, y = Graphed(Shown()).train(), torch.ones(2), torch.zeros(2)
+    assert model(x, y) == model(x, y) == ("replayed", x, y)
+    assert model(x, y, True) == ("replayed", x, y, True)
+    assert made == [(), (True,)]
+    for call in ((x, None, y), (x[:1], y)):
+        assert model(*call) == call
+    assert model(x, named=y) == (x, y)
+    assert model.eval()(x, y) == (x, y)
+    with torch.no_grad():
+        assert model.train()(x, y) == (x, y)
+    assert made == [(), (True,)]
+    model.release()
+    model(x, y)
+    assert made == [(), (True,), ()]
+    assert model.name == "inner"
+    with pytest.raises(AttributeError, match="has no attribute 'missing'"):
+        model.missing  # noqa: B018
 
 
 def course(model, module, steps=12):
@@ -31,6 +101,7 @@ def course(model, module, steps=12):
     return losses
 
 
+@NEEDS_GPU
 def test_a_recorded_training_is_the_same_training():
     torch.manual_seed(0)
     modules = [create_model("digits", drop_rate=0.0).cuda().train() for _ in range(2)]
@@ -42,6 +113,7 @@ def test_a_recorded_training_is_the_same_training():
     assert modules[1].bn1.num_batches_tracked == 12
 
 
+@NEEDS_GPU
 def test_dropout_is_drawn_anew_and_by_the_seed():
     module = nn.Sequential(nn.Linear(64, 64), nn.Dropout(0.5)).cuda()
     model, x = Graphed(module), torch.randn(8, 64, device="cuda")
@@ -52,6 +124,7 @@ def test_dropout_is_drawn_anew_and_by_the_seed():
     assert torch.equal(model(x), first)
 
 
+@NEEDS_GPU
 def test_other_batches_and_evaluation_go_the_plain_way():
     module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)).cuda()
     model = Graphed(module)
@@ -61,6 +134,7 @@ def test_other_batches_and_evaluation_go_the_plain_way():
     assert torch.equal(model.eval()(x), module(x))
 
 
+@NEEDS_GPU
 def test_the_gates_of_a_super_network_act_and_learn_in_a_recording():
     torch.manual_seed(0)
     supernet = SuperNet(load_space("digits")).cuda().train()
@@ -79,6 +153,7 @@ def test_the_gates_of_a_super_network_act_and_learn_in_a_recording():
         assert supernet.gates.observations == turn
 
 
+@NEEDS_GPU
 def test_what_cannot_be_recorded_is_said():
     class Reads(nn.Module):
         def __init__(self):
