@@ -79,7 +79,8 @@ def print_exported(exported: Exported, threads: int) -> None:
         table.add_row("largest difference", f"{verdict.difference:.1e} of the largest logit")
         table.add_row("same first class", f"{verdict.agreement:.1%} of {verdict.images} images")
         if verdict.top1 is not None:
-            table.add_row("top-1", f"{verdict.top1:.2f}%, the network itself {verdict.eager_top1:.2f}%")
+            seen = "; it may have learned from these images"
+            table.add_row("top-1", f"{verdict.top1:.2f}%, the network itself {verdict.eager_top1:.2f}%{seen}")
     for name, timing in (judged.timings or {}).items():
         table.add_row(
             f"{name}, {threads} thread(s)",

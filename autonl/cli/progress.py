@@ -22,7 +22,7 @@ class TrainingBar(Progress):
         self.console = Console(stderr=True, highlight=False)
 
     def begin(self, steps: int, done: int, batch_size: int) -> None:
-        self.batch_size, self.started, self.first = batch_size, time.perf_counter(), done
+        self.batch_size, self.started, self.first, self.steps = batch_size, time.perf_counter(), done, steps
         self.bar = Bar(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -44,7 +44,8 @@ class TrainingBar(Progress):
 
     def row(self, row: dict[str, Any]) -> None:
         told = "  ".join(f"{name} {row[name]:.4g}" for name in SHOWN if name in row)
-        self.bar.console.print(f"epoch {row['epoch']}  {told}", markup=False, soft_wrap=True)
+        epochs = round(row["epoch"] * self.steps / row["step"])
+        self.bar.console.print(f"epoch {row['epoch']} of {epochs}  {told}", markup=False, soft_wrap=True)
 
     def say(self, message: str) -> None:
         self.console.print(message, markup=False, soft_wrap=True)

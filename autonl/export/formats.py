@@ -65,6 +65,6 @@ def open_format(name: str) -> Format:
     found: Format = module.FORMAT
     for package in found.packages:
         if not importlib.util.find_spec(package):
-            install = getattr(module, "INSTALL", f"pip install 'autonl[{name}]'")
+            install = getattr(module, "INSTALL", f"pip install {' '.join(found.packages)}")
             raise AutoNLError(f"the format {name} needs {package}, which is not installed; install it by: {install}")
     return found

@@ -1,4 +1,4 @@
-"""The ten lines that run an exported file: they need its runtime, numpy and pillow, and nothing of autonl."""
+"""The few lines that run an exported file: they need its runtime, numpy and pillow, and nothing of autonl."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ import numpy as np
 $imports
 from PIL import Image
 
+if len(sys.argv) != 2 or not pathlib.Path(sys.argv[1]).is_file():
+    sys.exit("usage: python $script IMAGE, a file")
 here = pathlib.Path(__file__).parent
 FILE, about = str(here / "$file"), json.loads((here / "$about").read_text(encoding="utf-8"))
 (height, width), image = about["size"], Image.open(sys.argv[1]).convert("RGB")

@@ -14,8 +14,8 @@ from autonl.export.formats import Format
 from autonl.export.script import runner_script
 
 INSTALL = (
-    "python3 -m venv .venv-litert && .venv-litert/bin/pip install 'torch<2.15' autonl litert-torch ai-edge-litert, "
-    "then use .venv-litert/bin/autonl"
+    "python3 -m venv .venv-litert && .venv-litert/bin/pip install 'torch<2.15' litert-torch ai-edge-litert ., "
+    "in the checkout of autonl, then use .venv-litert/bin/autonl"
 )
 
 

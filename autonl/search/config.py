@@ -25,7 +25,7 @@ class SearchSettings:
     memory: float = 0.98  # of the moving averages of the evidence; 0: the last look alone
     observe_steps: int = 10  # steps between two looks at the evidence
     candidates: int = 16  # networks at the budget that are compared on the selection images
-    trials: int = 6  # networks at the budget that are trained from scratch for a while; 0: none
+    trials: int = 6  # networks at the budget that are trained from scratch for a while; 0 or 1: none
     trial_epochs: int | None = None  # default: an eighth of the search's, rounded up
     calibrate_batches: int = 8  # training batches that BN statistics are taken from before a network is judged
 

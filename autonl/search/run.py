@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from autonl.arch.codec import block_to_string, resolution_from, write_arch
+from autonl.arch.macs import amount
 from autonl.arch.spec import ArchSpec
 from autonl.data.loaders import Loaders, view_of
 from autonl.data.memory import Batch
@@ -140,13 +141,15 @@ def prepare(
 ) -> Searching:
     started = start(config, folder, resume, where, progress)
     fabric = started.fabric
-    config = with_defaults(config)
+    given, config = config.search, with_defaults(config)
     if source is None:
         refuse_stream(config.data.path)
     source = keep_selection(source, config.data) if source else open_source(config.data, config.seed)
     space = fitted_space(space or load_space(config.search.space), config, source)
     cost = TableCost(space, Path(config.search.table)) if config.search.table else None
     budget = budget_of(config.search, space, cost)
+    if config.search.macs != given.macs and budget is not None:
+        started.shown.say(f"no budget given: --macs {config.search.macs}, {amount(budget)} MACs")
     torch.manual_seed(derive_seed("init", config.seed))
     supernet = SuperNet(space, cost)
     supernet.gates.memory = config.search.memory

@@ -49,7 +49,6 @@ def tried(
         index = len(trained) + len(lost) + 1
         name = hashlib.sha256(repr(candidate.choices).encode()).hexdigest()[:16]
         if name not in known:  # one that has ended is not run again when the search is resumed
-            say(f"trial {index} of {count}")
             try:
                 result = comparison.trial(candidate.choices, folder / name)
             except NonFiniteError as error:
@@ -61,6 +60,7 @@ def tried(
             if result.stopped_by:
                 return [], result
             known[name] = [result.metrics["top1"], result.metrics["val_images"]]
+            say(f"trial {index} of {count}: {known[name][0]:.2f}% of {known[name][1]:.0f} selection images right")
             if fabric.is_global_zero:
                 write_atomically(kept, json.dumps(known).encode())
         top1, images = known[name]

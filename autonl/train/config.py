@@ -50,7 +50,9 @@ class ScheduleConfig:
         if self.name not in ("cosine", "step", "poly", "tanh"):
             refuse("schedule.name", self.name, "cosine, step, poly, tanh")
         at_least("schedule.epochs", self.epochs, 1)
-        between("schedule.warmup_epochs", self.warmup_epochs, 0, self.epochs)
+        if not 0 <= self.warmup_epochs <= self.epochs:
+            allowed = f"a number from 0 to {self.epochs}, which is schedule.epochs"
+            refuse("schedule.warmup_epochs", self.warmup_epochs, allowed)
         at_least("schedule.decay_epochs", self.decay_epochs, 1e-6)
 
 

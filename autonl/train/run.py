@@ -17,7 +17,7 @@ from autonl.data.memory import View
 from autonl.data.order import derive_seed
 from autonl.data.sources import Source, open_evaluation, open_source
 from autonl.errors import AutoNLError
-from autonl.models import Ref, create_model, run_arguments, run_folder
+from autonl.models import Ref, create_model, resolve, run_arguments, run_folder
 from autonl.train.config import Config, replace
 from autonl.train.folder import (
     CLASSES_FILE,
@@ -54,8 +54,10 @@ class Started:
     checkpoint: dict[str, Any] | None
 
     def refuse_other_run(self, about: dict[str, Any]) -> None:
+        """Say that the run goes on, if it is the one that the settings describe."""
         if self.checkpoint:
             refuse_other_run(self.folder, self.checkpoint["about"], about)
+            self.shown.say(f"{self.folder}: going on behind step {self.checkpoint['step']}")
 
     def loop(
         self,
@@ -150,6 +152,7 @@ def evaluate_classifier(
     validation_only leaves out what a training on that path would train on. None on all processes but the first.
     """
     fabric = launch(where.devices, where.num_nodes, config.loop.precision, where.accelerator)
+    resolve(ref)  # a REF that does not exist is told before images that nobody has given
     opened = open_source if validation_only else open_evaluation
     source = opened(config.data, classes=known_classes(ref))
     module = build_network(ref, config.model, source)
@@ -235,6 +238,4 @@ def find_checkpoint(folder: Path, resume: bool, progress: Progress) -> dict[str,
         progress.say(f"{problem}; going on from the checkpoint before it")
     if checkpoint is None:
         progress.say(f"{folder}: nothing to resume, starting from the beginning")
-    else:
-        progress.say(f"{folder}: going on behind step {checkpoint['step']}")
     return checkpoint

@@ -84,6 +84,7 @@ def test_profile_of_a_file_and_of_a_run_folder(autonl, tmp_path):
 BAD = [
     (["profile", "autonl_x"], "unknown network"),
     (["profile", "runs/fond"], "runs/fond: no such run folder"),
+    (["evaluate", "runs/fond"], "runs/fond: no such run folder"),
     (["profile", "nowhere/arch.yaml"], "nowhere/arch.yaml: cannot be read"),
     (["profile", "autonl_s", "--res", "big"], "resolution: 'big' is not allowed; allowed: a size such as 224"),
     (["profile", "autonl_s", "--res", "0"], "resolution: 0 is not allowed"),

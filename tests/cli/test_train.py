@@ -41,7 +41,7 @@ def test_a_training_from_the_command_line(autonl, images, arch, tmp_path):
     result = json.loads(out)
     assert (code, result["run"], result["steps"]) == (0, str(run), 8)
     assert 0 <= result["top1"] <= result["top5"] <= 100
-    assert "epoch 2" in err
+    assert "epoch 2 of 2  " in err
     assert {path.name for path in run.iterdir()} == {
         "arch.yaml", "best.safetensors", "classes.txt", "config.yaml", "final.safetensors", "last.ckpt",
         "metrics.csv", "previous.ckpt", "result.json", "run.yaml", "tensorboard",
@@ -65,6 +65,10 @@ def test_a_training_from_the_command_line(autonl, images, arch, tmp_path):
     assert code == 0
     assert f"next: autonl evaluate {run}" in out.replace("\n", " ").replace("  ", " ")
     assert "going on behind step 8" in err
+    code, out, err = autonl("train", arch, "--data", images, *SETTINGS, "--seed", 4, "--out", run, "--resume")
+    assert (code, out) == (2, "")
+    assert "started with seed = 3, this command has 4" in err
+    assert "going on" not in err
 
     heir = tmp_path / "heir"
     code, out, _ = autonl(

@@ -110,8 +110,13 @@ def test_every_image_is_evaluated_once_on_uneven_ranks(tmp_path):
             "'loose.png' lies in no class folder",
         ),
         (
-            lambda root: (write_images(root / "train", {"a": 2}), write_images(root / "val", {"z": 2})),
-            "the class 'z' is not one of the 1 known ones",
+            lambda root: (write_images(root / "train", {"a": 2, "b": 2}), write_images(root / "val", {"z": 2})),
+            "the class 'z' is not one of the 2 known ones",
+        ),
+        (lambda root: write_images(root, {"a": 8}), "set: holds one class, a; allowed: two and more"),
+        (
+            lambda root: (write_images(root / "train", {"a": 2}), write_images(root / "val", {"a": 2})),
+            "set: holds one class, a; allowed: two and more",
         ),
         (lambda root: write_images(root, {"a": 1, "b": 1}), "every class has one image, none to hold out"),
     ],
