@@ -48,10 +48,17 @@ def write_rows(name: str, rows: Sequence[dict[str, Any]], folder: Path = RESULTS
     return path
 
 
+def read_rows(path: Path) -> list[dict[str, str]]:
+    """Of a CSV, none where there is no file."""
+    if not path.exists():
+        return []
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
 def write_table(name: str, columns: Sequence[str], folder: Path = RESULTS) -> None:
     """Put the columns of a CSV into docs/speed.md as a table, between its marks."""
-    with (folder / f"{name}.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = read_rows(folder / f"{name}.csv")
     made_with = ", ".join(f"{key} {rows[0][key]}" for key in environment_keys())
     lines = ["| " + " | ".join(columns) + " |", "|" + " --- |" * len(columns)]
     lines += ["| " + " | ".join(row[column] for column in columns) + " |" for row in rows]

@@ -23,7 +23,7 @@ import torch
 
 from autonl.arch.macs import count_macs
 from autonl.search.space import load_space
-from benchmarks import RESULTS
+from benchmarks import RESULTS, read_rows
 
 SHARES = (30, 45, 60, 75, 90)
 SEEDS = (0, 1, 2)
@@ -69,10 +69,7 @@ def main() -> None:
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     path = arguments.out / "digits_budgets.csv"
-    done = set()
-    if path.exists():
-        with path.open(newline="") as file:
-            done = {(int(row["share"]), int(row["seed"])) for row in csv.DictReader(file)}
+    done = {(int(row["share"]), int(row["seed"])) for row in read_rows(path)}
     wanted = [(share, seed) for seed in arguments.seeds for share in arguments.shares]
     jobs = [job for job in wanted if job not in done]
     with ThreadPoolExecutor(arguments.at_once) as pool:

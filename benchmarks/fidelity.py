@@ -22,8 +22,7 @@ from autonl.search.config import SearchConfig
 from autonl.train.config import load_config, replace
 from autonl.train.folder import view_settings
 from autonl.train.loop import launch
-from benchmarks import RESULTS
-from benchmarks.evidence.__main__ import read_rows
+from benchmarks import RESULTS, read_rows
 from benchmarks.evidence.jobs import RECIPE, RESOLUTION, SUITES
 from benchmarks.evidence.run import Setup, commit, network_of
 
@@ -39,7 +38,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS / "fidelity.csv", help="rows are added to it")
     parser.add_argument("--set", action="append", default=[], dest="settings", help="a setting for every training")
     arguments = parser.parse_args()
-    known = {(row["job"], row["seed"]): row["top1"] for row in read_rows(arguments.results, "search")}
+    known = {(row["job"], row["seed"]): row["top1"] for row in read_rows(arguments.results / "evidence_search.csv")}
     setup = Setup(arguments.data, "", Path(), arguments.results / "evidence_architectures.json")
     jobs = [job for job in SUITES["search"]() if job.name in NAMES and (job.name, str(job.seed)) in known]
     specs = {job: network_of(job, setup) for job in jobs}
@@ -52,14 +51,11 @@ def main() -> None:
     config = replace(config, data=view_settings(view))
     loaders = Loaders(config.data, config.augment, view, len(source.classes), fabric.device)
     train, selection = loaders.training(source.train), loaders.evaluation(source.selection)
-    done = []
-    if arguments.out.exists():
-        with arguments.out.open(newline="") as file:
-            done = [(row["job"], row["seed"], row["epochs"]) for row in csv.DictReader(file)]
+    done = [(row["job"], row["seed"], row["epochs"]) for row in read_rows(arguments.out)]
     wanted = [(job, epochs) for epochs in arguments.epochs for job in jobs]
     with arguments.out.open("a", newline="") as file, tempfile.TemporaryDirectory() as folder:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        if not done:
+        if not file.tell():
             writer.writeheader()
         for job, epochs in wanted:
             if (job.name, str(job.seed), str(epochs)) in done:

@@ -9,8 +9,8 @@ import pytest
 
 from autonl.arch.codec import block_to_string
 from autonl.arch.macs import count_macs
-from benchmarks import RESULTS
-from benchmarks.evidence.__main__ import append, keys, queue, read_rows, row_file
+from benchmarks import RESULTS, read_rows
+from benchmarks.evidence.__main__ import append, keys, queue, row_file
 from benchmarks.evidence.document import DOC, Claim, Group, document, verdict
 from benchmarks.evidence.jobs import SUITES, Job
 from benchmarks.evidence.run import COLUMNS, Setup, budget_of, network_of
@@ -27,7 +27,7 @@ def test_no_two_jobs_of_a_suite_are_the_same_row(suite):
 def test_random_networks_cost_what_the_budget_says(tmp_path):
     job = Job("search", "random", 3, "random")
     spec = network_of(job, Setup("", "", tmp_path, tmp_path / "a.json"))
-    rows = [row for row in read_rows(RESULTS, "search") if (row["job"], row["seed"]) == ("random", "3")]
+    rows = [row for row in read_rows(RESULTS / "evidence_search.csv") if (row["job"], row["seed"]) == ("random", "3")]
     assert [row["blocks"] for row in rows] == [" ".join(map(block_to_string, spec.blocks))]  # as it was then
     assert 0.99 * budget_of(job) <= count_macs(spec) <= budget_of(job)
     assert spec.resolution == (96, 96)

@@ -40,6 +40,7 @@ def export(
 
     Example: autonl export runs/digits-demo --format onnx --out digits.onnx --images digits
     """
+    from autonl.data.sources import SPLIT_NAMES, find_split, has_parts
     from autonl.export.formats import open_format
     from autonl.export.run import ExportError, Request
     from autonl.export.run import export as export_network
@@ -63,10 +64,11 @@ def export(
         files = [str(file) for file in exported.files]
         typer.echo(json_format.dumps({"file": str(path), "files": files, **asdict(exported.judged)}))
     else:
-        print_exported(exported, threads)
+        held_out = images is None or has_parts(images) or find_split(images, SPLIT_NAMES["validation"]) is not None
+        print_exported(exported, threads, held_out)
 
 
-def print_exported(exported: Exported, threads: int) -> None:
+def print_exported(exported: Exported, threads: int, held_out: bool) -> None:
     judged = exported.judged
     table = Table(box=None, pad_edge=False, show_header=False, title=str(exported.path))
     table.add_column(no_wrap=True)
@@ -79,8 +81,8 @@ def print_exported(exported: Exported, threads: int) -> None:
         table.add_row("largest difference", f"{verdict.difference:.1e} of the largest logit")
         table.add_row("same first class", f"{verdict.agreement:.1%} of {verdict.images} images")
         if verdict.top1 is not None:
-            seen = "; it may have learned from these images"
-            table.add_row("top-1", f"{verdict.top1:.2f}%, the network itself {verdict.eager_top1:.2f}%{seen}")
+            learned = "" if held_out else "; it may have learned from these images"
+            table.add_row("top-1", f"{verdict.top1:.2f}%, the network itself {verdict.eager_top1:.2f}%{learned}")
     for name, timing in (judged.timings or {}).items():
         table.add_row(
             f"{name}, {threads} thread(s)",

@@ -117,10 +117,15 @@ def refuse_one_class(path: str, names: Sequence[str]) -> None:
         raise AutoNLError(f"{path}: holds one class, {', '.join(names)}; allowed: two and more, a folder each")
 
 
+def has_parts(path: str) -> bool:
+    """Not a folder or a .tar file: a set that tells training images from the others by itself."""
+    return path == EMBEDDED or path.startswith(("hfds/", *STREAM_PREFIXES))
+
+
 def open_evaluation(config: DataConfig, classes: Sequence[str] = ()) -> Source:
     """The images to evaluate on: the validation part where the path has one, else all of them."""
     path, classes = config.path, classes or read_classes(config)
-    if path is None or path == EMBEDDED or path.startswith(("hfds/", *STREAM_PREFIXES)):
+    if path is None or has_parts(path):
         return open_source(config, classes=classes)
     validation = find_split(path, SPLIT_NAMES["validation"])
     if not validation and find_split(path, SPLIT_NAMES["train"]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import logging
 import sys
 from collections.abc import Iterable, Iterator
@@ -11,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from autonl.errors import refuse
+from autonl.errors import AutoNLError, refuse
 
 QUANTIZED = ("onnx", "openvino")
 
@@ -59,6 +60,8 @@ def quantize_onnx(path: Path, images: Iterable[np.ndarray], folder: Path) -> Non
 
 
 def quantize_openvino(path: Path, images: Iterable[np.ndarray], folder: Path) -> None:
+    if not importlib.util.find_spec("nncf"):
+        raise AutoNLError("int8 for OpenVINO needs nncf, which is not installed; install it by: pip install nncf")
     import nncf
     import openvino
 

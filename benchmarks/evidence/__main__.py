@@ -23,7 +23,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks import RESULTS
+from benchmarks import RESULTS, read_rows
 from benchmarks.evidence.jobs import SUITES, TRIALS, Job
 from benchmarks.evidence.run import COLUMNS, Setup, folder_name, run
 
@@ -135,16 +135,8 @@ def csv_path(out: Path, suite: str) -> Path:
     return out / f"evidence_{suite}.csv"
 
 
-def read_rows(out: Path, suite: str) -> list[dict[str, str]]:
-    path = csv_path(out, suite)
-    if not path.exists():
-        return []
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def keys(out: Path, suite: str) -> set[str]:
-    return {f"{row['suite']}/{row['job']}/{row['seed']}" for row in read_rows(out, suite)}
+    return {f"{row['suite']}/{row['job']}/{row['seed']}" for row in read_rows(csv_path(out, suite))}
 
 
 def append(out: Path, row: dict[str, Any], architectures: Path | None = None) -> None:
@@ -174,7 +166,7 @@ def smoke(jobs: list[Job], command: str) -> None:
                 row = run(dataclasses.replace(job, resolution=32, settings=(*job.settings, *few)), setup)
                 append(folder, row, setup.architectures)
                 print({column: row[column] for column in ("job", "top1", "macs", "params", "seconds")}, flush=True)
-        print(f"{sum(len(read_rows(folder, suite)) for suite in SUITES)} rows")
+        print(f"{sum(len(read_rows(csv_path(folder, suite))) for suite in SUITES)} rows")
 
 
 def made_images(root: Path, classes: int = 3, count: int = 16) -> None:

@@ -6,7 +6,6 @@ Only what is in the CSVs is said. A claim holds, does not hold, or lacks runs; n
 from __future__ import annotations
 
 import argparse
-import csv
 import math
 import sys
 from collections import defaultdict
@@ -14,7 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from statistics import correlation, mean, stdev
 
-from benchmarks import RESULTS
+from benchmarks import RESULTS, read_rows
 
 DOC = RESULTS.parents[1] / "docs" / "results.md"
 
@@ -112,11 +111,7 @@ TITLES = {
 
 
 def read(suite: str) -> list[dict[str, str]]:
-    path = RESULTS / f"evidence_{suite}.csv"
-    if not path.exists():
-        return []
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
+    return read_rows(RESULTS / f"evidence_{suite}.csv")
 
 
 def groups(rows: Iterable[dict[str, str]], metric: str) -> dict[str, Group]:
@@ -201,11 +196,9 @@ def document() -> str:
 
 def fidelity() -> list[str]:
     """What `python -m benchmarks.fidelity` found."""
-    path = RESULTS / "fidelity.csv"
-    if not path.exists():
+    rows = read_rows(RESULTS / "fidelity.csv")
+    if not rows:
         return []
-    with path.open(newline="") as file:
-        rows = list(csv.DictReader(file))
     lines = ["## How well does a short training tell networks apart?", ""]
     lines += ["| epochs | top-1 on held-out images | after a whole training | correlation | n |"]
     lines += ["|---:|---:|---:|---:|---:|"]
@@ -224,11 +217,9 @@ def fidelity() -> list[str]:
 
 def digits() -> list[str]:
     """What `python -m benchmarks.budgets` found on the embedded set."""
-    path = RESULTS / "digits_budgets.csv"
-    if not path.exists():
+    rows = read_rows(RESULTS / "digits_budgets.csv")
+    if not rows:
         return []
-    with path.open(newline="") as file:
-        rows = list(csv.DictReader(file))
     lines = ["## Is the budget hit? The embedded digits, on a CPU", ""]
     lines += ["| budget, % of the largest network | found, % | LightNL blocks | top-1 | n |"]
     lines += ["|---:|---:|---:|---:|---:|"]

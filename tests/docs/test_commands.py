@@ -1,4 +1,4 @@
-"""What README, docs and examples say is what happens: commands, code, pages.
+"""The commands of README and docs do what the pages say.
 
 Commands are run as they are written, page by page, in a folder that holds the images and files that the pages speak of,
 with settings at their end that make them small. What a page says in passing is run too, with the reader's words (DIR,
@@ -17,80 +17,45 @@ NAME) replaced. `make test` runs the `autonl` commands of README and of the zoo 
 import csv
 import importlib.util
 import itertools
-import os
 import re
 import runpy
 import shlex
 import shutil
-import subprocess
 import sys
-import sysconfig
 import tomllib
-from functools import cache, partial
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 
 import pytest
 import timm
 import torch
-import typer.main
 from packaging.requirements import Requirement
 from safetensors.torch import save_file
 
 import autonl
 from autonl import cli
-from autonl.data import digits as embedded
 from autonl.data import sources
-from autonl.data.memory import StoredImages
 from autonl.search.config import SearchConfig
 from autonl.train.config import load_config
 from benchmarks import environment_keys
 from benchmarks.lightnl import TABLE as BLOCK_TABLE
 from benchmarks.networks import TABLE as NETWORK_TABLE
 from tests.conftest import PROVE
-from tests.segment.small import write_set
-from tests.train.small import write_digits
+from tests.docs.pages import BLOCK, PAGES, ROOT, SMALL, commands, copy_checkout, mentioned, parse, run_in, small_digits
 
-ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 PATHS = {page.name: page for page in PAGES}
 CHEAP = ["README.md", "zoo.md"]
 # pages whose commands go on with what those of another page made
 WALKS = [["images.md", "report.md"], *([page.name] for page in PAGES if page.name not in ("images.md", "report.md"))]
-EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 
-BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-PROGRAM = r"(?:autonl|make|python|pip|torchrun) "
-# a program and a word behind it, whatever program it is; or a file to source, or a variable to set
-COMMAND = re.compile(r"(?:[a-z][\w-]*|\.|[A-Z_]+=\S*)\s")
 # what the reader puts in
 MEANT = {
     "DIR": "flowers", "VOC_ROOT": "voc", "NAME": "autonl_l", "REF": "runs/trained", "IMAGE": "photo.jpg",
     "SUITE": "gain",
 }  # fmt: skip
 
-QUICK = [
-    "data.workers=0",
-    "schedule.epochs=1",
-    "schedule.warmup_epochs=0",
-    "data.batch_size=16",
-    "loop.calibrate_batches=1",
-]
-SMALL = {
-    "train": QUICK,
-    "segment": [*QUICK, "data.batch_size=4", "data.image_size=32", "segment.pictures=1"],
-    "search": [
-        *QUICK,
-        "search.candidates=1",
-        "search.trials=2",
-        "search.trial_epochs=1",
-        "search.calibrate_batches=1",
-        "search.space=digits",
-        "search.width=0.25",
-        "search.resolution=32",
-    ],
-}
 FEWER = {"measure": ["--rounds", "1", "--space", "digits", "--width", "0.25"]}  # of the space that SMALL searches
 
 FEW = " ".join(
@@ -129,97 +94,6 @@ NOT_RUN = (
         "python -m benchmarks.training --data DIR --epochs 4": GPU,
     }
 )
-
-
-def blocks(page, language):
-    return [text for name, text in BLOCK.findall(page.read_text()) if name == language]
-
-
-def commands(page):
-    """The lines of the shell blocks, README's have no language, and the commands among what a program printed."""
-    text = page.read_text()
-    shell = [line for name, block in BLOCK.findall(text) if name in ("sh", "bash", "") for line in block.splitlines()]
-    shown = [line for name, block in BLOCK.findall(text) if name == "text" for line in block.splitlines()]
-    lines = [*shell, *(line for line in shown if re.match(PROGRAM, line))]
-    return [words for line in lines if (words := shlex.split(line, comments=True))]
-
-
-def mentioned(page):
-    """The commands in the sentences and tables of a page."""
-    spans = re.findall("`([^`]+)`", BLOCK.sub("", page.read_text()))
-    return [shlex.split(span) for span in spans if COMMAND.match(span)]
-
-
-@cache
-def small_digits(step=40):
-    return tuple(StoredImages(part.images[::step], part.labels[::step]) for part in embedded.digits())
-
-
-@pytest.fixture(scope="module")
-def flowers(tmp_path_factory):
-    folder = write_digits(tmp_path_factory.mktemp("docs") / "flowers", 20, classes=3)
-    for number, name in enumerate(("daisy", "rose", "tulip")):
-        (folder / f"class{number}").rename(folder / name)
-    return folder
-
-
-@pytest.fixture
-def workspace(tmp_path, monkeypatch, flowers):
-    """An empty folder with the images and files that the pages speak of."""
-    monkeypatch.chdir(tmp_path)
-    shutil.copytree(flowers, tmp_path / "flowers")
-    shutil.copytree(flowers / "rose", tmp_path / "holiday")
-    write_set(tmp_path / "voc", train=4, validation=2)
-    for name in ("photo.jpg", "picture.jpg"):
-        shutil.copy(flowers / "rose" / "000.jpg", tmp_path / name)
-    (tmp_path / "mine.yaml").write_text(blocks(ROOT / "docs" / "zoo.md", "yaml")[0])
-    (tmp_path / "wide.yaml").write_text(blocks(ROOT / "docs" / "extending.md", "yaml")[0])
-    return tmp_path
-
-
-def copy_checkout(folder):
-    """The files of the checkout as they are now, committed or not."""
-    listed = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT, capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    for name in listed.stdout.splitlines():
-        if (ROOT / name).is_file():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, folder / name)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def copy(tmp_path_factory):
-    return copy_checkout(tmp_path_factory.mktemp("copy") / "autonl")
-
-
-@pytest.fixture(scope="module")
-def checkout(copy):
-    """The copy with a .venv that the Makefile has made, out of what is installed here."""
-    run_in(copy, "make", ".venv/ready")
-    for tool in ("ruff", "mypy", "mkdocs"):
-        if (installed := Path(sys.executable).with_name(tool)).exists():
-            (copy / ".venv" / "bin" / tool).symlink_to(installed)
-    return copy
-
-
-def run_in(folder, *words, status=0, **variables):
-    """A command in a copied checkout, without our own settings and without a package index."""
-    ours = ("PYTEST_", "AUTONL_", "MAKE")
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(ours)} | {
-        "PYTHON": sys.executable,
-        "PYTHONPATH": sysconfig.get_path("purelib"),
-        "PIP_NO_INDEX": "1",
-        "PIP_NO_BUILD_ISOLATION": "0",  # pip reads this as the value of build isolation
-    }
-    done = subprocess.run(
-        words, cwd=folder, env=environment | variables, capture_output=True, text=True, timeout=1800, check=False
-    )
-    said = f"{shlex.join(map(str, words))}\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
-    assert done.returncode in (0, status), said
-    return done
 
 
 def make_what_is_spoken_of(words, request):
@@ -373,21 +247,11 @@ def test_every_command_has_a_rule(page):
         rule_of(words)
 
 
-def parse(words):
-    """Refuses a command, an option or a number of arguments that the command line does not have."""
-    group = typer.main.get_command(cli.app)
-    if words[1].startswith("-"):
-        group.make_context("autonl", words[1:])
-        return
-    assert words[1] in group.commands, words
-    group.commands[words[1]].make_context(words[1], words[2:])
-
-
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_setting_exists(page):
     """Those in sentences too, which belong to no command."""
     for setting in re.findall(r"--set ([a-z_]+\.[a-z_]+=[^\s`']+)", page.read_text()):
-        load_config(None, [setting], SearchConfig)
+        assert load_config(None, [setting], SearchConfig) != SearchConfig(), setting
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -474,150 +338,3 @@ def test_the_extras_are_what_is_installed():
     found = [requirement for requirement in needed if requirement.name.lower() in here]
     assert {"mlxtend", "onnx", "pytest"} <= {requirement.name for requirement in found}
     assert [str(requirement) for requirement in found if not is_installed(requirement)] == []
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_the_code_of_a_page_runs(workspace, page):
-    names = {"__name__": page.stem}
-    for code in blocks(page, "python"):
-        exec(compile(code, page.name, "exec"), names)
-
-
-# -- examples --
-
-
-def example(name):
-    spec = importlib.util.spec_from_file_location(name, ROOT / "examples" / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_example_own_folder(workspace, capsys):
-    settings = [word for setting in SMALL["search"] for word in ("--set", setting)]
-    example("own_folder").main(["flowers", "--epochs", "1", "--batch-size", "16", "--res", "32", *settings])
-    assert "validation images" in capsys.readouterr().out
-    assert 10_000 < (workspace / "runs/own/report.html").stat().st_size < 5_000_000
-
-
-def test_example_lightnl_in_timm(workspace, capsys):
-    example("lightnl_in_timm").main(["mobilenetv2_035", "--steps", "2"])
-    out = capsys.readouterr().out
-    assert "59.3M MACs, with LightNL 63.1M" in out
-    assert "outputs are the same: True" in out
-    assert "17 of 17 LightNL blocks" in out
-
-
-def test_example_finetune_export(workspace, capsys):
-    """Weights of ten classes are tuned on three; the file answers as the network does, the script runs it."""
-    torch.manual_seed(0)
-    save_file(autonl.create_model("digits").state_dict(), "digits.safetensors")
-    small = ["--epochs", "1", "--batch-size", "8", "--out", "flowers.onnx"]
-    example("finetune_export").main(["flowers", "--network", "digits", "--weights", "digits.safetensors", *small])
-    out = capsys.readouterr().out
-    assert "of 6 validation images" in out
-    assert "the same class on 100% of the images" in out
-    assert Path("flowers.onnx.labels.txt").read_text().split() == ["daisy", "rose", "tulip"]
-    assert "next: python flowers_onnx.py IMAGE" in out
-
-
-def test_example_digits(workspace, monkeypatch, capsys):
-    """`make search`, with an epoch a run on a few digits."""
-    monkeypatch.setattr(sources, "digits", small_digits)
-    module = example("digits")
-    monkeypatch.setattr(module, "SEARCH_EPOCHS", 1)
-    monkeypatch.setattr(module, "TRAIN_EPOCHS", 1)
-    fewer = ["search.trials=0", "search.candidates=1", "search.calibrate_batches=1"]
-    monkeypatch.setattr(
-        module,
-        "load_config",
-        lambda recipe, settings, *kind: load_config(recipe, [*settings, *(fewer if kind else ())], *kind),
-    )
-    monkeypatch.setattr(sys, "argv", ["digits.py", "--out", "runs/demo"])
-    module.main()
-    out = capsys.readouterr().out
-    assert all(re.search(rf"^{name} +\d", out, re.MULTILINE) for name in ("found", "digits", "random"))
-    assert "points of top-1; two standard errors are" in out
-
-
-@pytest.mark.parametrize("stranger", ["notes.txt", "search/notes.txt"])
-def test_make_search_deletes_no_folder_but_its_own(stranger, tmp_path, monkeypatch):
-    module, out = example("digits"), tmp_path / "out"
-    (out / "found").mkdir(parents=True)
-    (out / "found" / "config.yaml").touch()
-    (out / stranger).parent.mkdir(exist_ok=True)
-    (out / stranger).touch()
-    monkeypatch.setattr(sys, "argv", ["digits.py", "--out", str(out)])
-    with pytest.raises(SystemExit, match="holds more than runs of this example"):
-        module.main()
-    assert (out / stranger).exists()
-    (out / stranger).unlink()
-    if stranger.startswith("search"):
-        (out / "search" / "config.yaml").touch()
-    module.remove_runs(out)
-    assert not out.exists()
-
-
-def test_every_example_has_a_test():
-    tested = {name.removeprefix("test_example_") for name in globals() if name.startswith("test_example_")}
-    assert {path.stem for path in EXAMPLES} == tested
-
-
-# -- the site, the public names, the package --
-
-
-def test_the_site_is_built_without_warnings(tmp_path):
-    pytest.importorskip("mkdocs", reason="needs mkdocs-material: run `make docs`")
-    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(tmp_path / "site")]
-    environment = {"NO_MKDOCS_2_WARNING": "1", "PATH": "/usr/bin:/bin"}
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment, check=False)
-    assert (done.returncode, done.stderr.strip()) == (0, "")
-    for page in (tmp_path / "site").rglob("*.html"):
-        fetched = re.findall(r'<(?:script|link|img)[^>]+(?:src|href)="(https?://[^"]+)"', page.read_text())
-        assert fetched == [], page
-
-
-def test_the_public_names_are_all_documented():
-    documented = re.findall(r"^::: autonl\.(\w+)", (ROOT / "docs" / "api.md").read_text(), re.MULTILINE)
-    assert sorted([*documented, "__version__"]) == sorted(autonl.__all__)
-
-
-def test_every_command_has_help_with_an_example():
-    group = typer.main.get_command(cli.app)
-    for name, command in group.commands.items():
-        example_line = re.search(r"Example: (autonl .+)", command.help)
-        assert example_line, name
-        parse(shlex.split(example_line[1]))
-
-
-@pytest.mark.skipif(not PROVE, reason="a clean environment takes minutes: make prove")
-def test_the_wheel_in_a_clean_environment(tmp_path):
-    """Wheel and sdist are built; the wheel is installed where nothing else is, and searches from an empty folder."""
-    source = copy_checkout(tmp_path / "source")
-    subprocess.run([sys.executable, "-m", "build", "--outdir", tmp_path / "dist"], cwd=source, check=True)
-    wheel, sdist = next((tmp_path / "dist").glob("*.whl")), next((tmp_path / "dist").glob("*.tar.gz"))
-    members = subprocess.run(["tar", "tzf", sdist], capture_output=True, text=True, check=True).stdout
-    for expected in ("docs/index.md", "examples/own_folder.py", "tests/test_docs.py", "constraints.txt"):
-        assert expected in members
-    clean = tmp_path / "clean"
-    subprocess.run([sys.executable, "-m", "venv", clean], check=True)
-    pip = [clean / "bin" / "pip", "install", "--quiet", "--constraint", ROOT / "constraints.txt"]
-    subprocess.run([*pip, f"{wheel}[demo]"], check=True)
-    empty = tmp_path / "empty"
-    empty.mkdir()
-
-    def run(*words):
-        done = subprocess.run(
-            [clean / "bin" / "autonl", *words], cwd=empty, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    assert run("--version") == f"autonl {autonl.__version__}\n"
-    small = [word for setting in ("schedule.epochs=1", "search.candidates=2") for word in ("--set", setting)]
-    run("search", "--data", "digits", "--space", "digits", "--recipe", "demo", *small, "--out", "runs/found")
-    run("train", "runs/found", "--recipe", "demo", "--set", "schedule.epochs=1", "--out", "runs/trained")
-    assert "2 runs" in run("report", "runs/found", "runs/trained")
-    assert (empty / "report.html").stat().st_size < 5_000_000
-    assert "autonl_l" in run("models")
-    shutil.rmtree(clean)  # gigabytes
