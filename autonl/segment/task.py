@@ -19,6 +19,7 @@ class Segmentation(Task):
     """Cross-entropy of the pixels that are not void; mean IoU and pixel accuracy in percent."""
 
     monitor = "miou"
+    recorded = True
 
     def __init__(self, classes: int, config: SegmentConfig) -> None:
         self.classes, self.config = classes, config

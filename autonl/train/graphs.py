@@ -12,6 +12,7 @@ from lightning.fabric import Fabric
 from torch import Tensor, nn
 
 from autonl.data.loaders import TrainingBatches
+from autonl.data.masks import MemoryMaskTraining
 from autonl.data.memory import MemoryTraining
 from autonl.errors import AutoNLError
 from autonl.train.config import LoopConfig
@@ -25,7 +26,8 @@ def can_be_recorded(fabric: Fabric, task: Task, train: TrainingBatches, config: 
     """
     alone = fabric.device.type == "cuda" and fabric.world_size == 1
     plain = config.accumulate == 1 and not config.compile
-    return config.graph and task.recorded and alone and plain and isinstance(train, MemoryTraining)
+    in_memory = isinstance(train, MemoryTraining | MemoryMaskTraining)
+    return config.graph and task.recorded and alone and plain and in_memory
 
 
 class Graphed(nn.Module):

@@ -9,11 +9,13 @@ from torch import nn
 
 from autonl import create_model
 from autonl.data.loaders import LoaderTraining
+from autonl.data.masks import MemoryMaskTraining
 from autonl.data.memory import MemoryTraining
 from autonl.errors import AutoNLError
 from autonl.search.space import load_space
 from autonl.search.supernet import SuperNet
 from autonl.search.task import Search
+from autonl.segment.task import Segmentation
 from autonl.train import graphs
 from autonl.train.config import LoopConfig
 from autonl.train.graphs import Graphed, can_be_recorded
@@ -31,6 +33,7 @@ def stand_in(device="cuda", world_size=1):
     [
         (stand_in(), Classification, MemoryTraining, {}, True),
         (stand_in(), Search, MemoryTraining, {"clip_norm": 1.0, "ema": 0.9}, True),
+        (stand_in(), Segmentation, MemoryMaskTraining, {}, True),
         (stand_in("cpu"), Classification, MemoryTraining, {}, False),
         (stand_in(world_size=2), Classification, MemoryTraining, {}, False),
         (stand_in(), Task, MemoryTraining, {}, False),
