@@ -1,9 +1,10 @@
 """How well a short training tells networks apart: what the trials of a search can know.
 
-    python -m benchmarks.fidelity --data DIR [--epochs 2 4 8]
+    python -m benchmarks.fidelity --data DIR [--epochs 2 4 8] [--set data.image_size=64]
 
 The networks of suite `search` whose top-1 after a whole training is known are trained for a few epochs and judged on
 held-out training images, as a trial is; one row each in benchmarks/results/fidelity.csv, where it is not there yet.
+`losses` are those of the training, epoch by epoch.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from benchmarks import RESULTS, read_rows
 from benchmarks.evidence.jobs import RECIPE, RESOLUTION, SUITES
 from benchmarks.evidence.run import Setup, commit, network_of
 
-NAMES = ("random", "found")
-COLUMNS = ("job", "seed", "epochs", "selection_top1", "top1", "seconds", "commit")
+NAMES = ("random", "found", "found without LightNL", "found with trials")
+COLUMNS = ("job", "seed", "epochs", "selection_top1", "top1", "seconds", "commit", "resolution", "losses")
 
 
 def main() -> None:
@@ -36,11 +37,13 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, nargs="+", default=[2, 4, 8])
     parser.add_argument("--results", type=Path, default=RESULTS, help="where the rows of suite search are")
     parser.add_argument("--out", type=Path, default=RESULTS / "fidelity.csv", help="rows are added to it")
+    parser.add_argument("--only", action="append", help="networks whose JOB/SEED contains this")
     parser.add_argument("--set", action="append", default=[], dest="settings", help="a setting for every training")
     arguments = parser.parse_args()
     known = {(row["job"], row["seed"]): row["top1"] for row in read_rows(arguments.results / "evidence_search.csv")}
     setup = Setup(arguments.data, "", Path(), arguments.results / "evidence_architectures.json")
     jobs = [job for job in SUITES["search"]() if job.name in NAMES and (job.name, str(job.seed)) in known]
+    jobs = [job for job in jobs if any(part in f"{job.name}/{job.seed}" for part in arguments.only or [""])]
     specs = {job: network_of(job, setup) for job in jobs}
 
     settings = [f"data.path={arguments.data}", f"data.image_size={RESOLUTION}", "data.selection=0.1"]
@@ -51,14 +54,15 @@ def main() -> None:
     config = replace(config, data=view_settings(view))
     loaders = Loaders(config.data, config.augment, view, len(source.classes), fabric.device)
     train, selection = loaders.training(source.train), loaders.evaluation(source.selection)
-    done = [(row["job"], row["seed"], row["epochs"]) for row in read_rows(arguments.out)]
+    size = str(config.data.image_size)
+    done = [tuple(row[column] for column in ("job", "seed", "epochs", "resolution")) for row in read_rows(arguments.out)]
     wanted = [(job, epochs) for epochs in arguments.epochs for job in jobs]
     with arguments.out.open("a", newline="") as file, tempfile.TemporaryDirectory() as folder:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         if not file.tell():
             writer.writeheader()
         for job, epochs in wanted:
-            if (job.name, str(job.seed), str(epochs)) in done:
+            if (job.name, str(job.seed), str(epochs), size) in done:
                 continue
             started = time.perf_counter()
             place = Path(folder) / f"{job.name}_{job.seed}_{epochs}"
@@ -66,7 +70,9 @@ def main() -> None:
             if result.stopped_by:
                 return
             row = {"job": job.name, "seed": job.seed, "epochs": epochs, "top1": known[job.name, str(job.seed)]}
-            row |= {"selection_top1": round(result.metrics["top1"], 2), "commit": commit()}
+            losses = " ".join(f"{epoch['train_loss']:.4f}" for epoch in result.history)
+            row |= {"selection_top1": round(result.metrics["top1"], 2), "commit": commit(), "resolution": size}
+            row |= {"losses": losses}
             writer.writerow(row | {"seconds": round(time.perf_counter() - started, 1)})
             file.flush()
             print(row, flush=True)
