@@ -93,9 +93,10 @@ mistake that a review found later, were judged by the validation images: the rec
 """
 
 FIDELITY = """
-The networks of the rows `random` and `found` of the search, trained once for so many epochs on nine tenths of the
-training images, judged by the rest (`python -m benchmarks.fidelity --data DIR`; an H200 with other jobs on it, torch
-2.11). The interval is Fisher's, of 95 %: of this few networks the correlation is hardly known.
+Networks of the search's table, random and found, trained once for so many epochs on nine tenths of the training images,
+judged by the rest (`python -m benchmarks.fidelity --data DIR`, an H200 with other jobs on it, torch 2.11). The interval
+is Fisher's, of 95 %: of this few networks the correlation is hardly known. Even a perfect judge would not reach 1, since
+whole trainings of one network differ by their seed.
 """
 
 TITLES = {
@@ -200,10 +201,10 @@ def fidelity() -> list[str]:
     if not rows:
         return []
     lines = ["## How well does a short training tell networks apart?", ""]
-    lines += ["| epochs | top-1 on held-out images | after a whole training | correlation | n |"]
-    lines += ["|---:|---:|---:|---:|---:|"]
-    for epochs in sorted({int(row["epochs"]) for row in rows}):
-        here = [row for row in rows if int(row["epochs"]) == epochs]
+    lines += ["| px | epochs | top-1 on held-out images | after a whole training | correlation | n |"]
+    lines += ["|---:|---:|---:|---:|---:|---:|"]
+    for px, epochs in sorted({(int(row["resolution"]), int(row["epochs"])) for row in rows}, reverse=True):
+        here = [row for row in rows if (int(row["resolution"]), int(row["epochs"])) == (px, epochs)]
         short, whole = ([float(row[column]) for row in here] for column in ("selection_top1", "top1"))
         spans = [f"{min(values):.2f} to {max(values):.2f}" for values in (short, whole)]
         known = "-"
@@ -211,7 +212,7 @@ def fidelity() -> list[str]:
             r, width = correlation(short, whole), 1.96 / math.sqrt(len(here) - 3)
             low, high = (math.tanh(math.atanh(r) + side * width) for side in (-1, 1))
             known = f"{r:.2f} ({low:.2f} to {high:.2f})"
-        lines.append(f"| {epochs} | {' | '.join(spans)} | {known} | {len(here)} |")
+        lines.append(f"| {px} | {epochs} | {' | '.join(spans)} | {known} | {len(here)} |")
     return [*lines, FIDELITY]
 
 
