@@ -180,18 +180,107 @@ def test_a_launch_without_the_binder_hands_over_the_same_arguments(division: dic
         assert [id(bound[name]) for name in names] == [id(value) for value in (*tensors, *planned.values)]
 
 
-@NEEDS_TRITON
-def test_tensors_at_odd_addresses_go_through_the_binder() -> None:
-    """Kernels are compiled for addresses that are multiples of 16."""
+class Compiled:
+    """Stands in for Triton's CompiledKernel and notes how it is started."""
+
+    function, packed_metadata = "function", "metadata"
+
+    def __init__(self) -> None:
+        self.bound: list[tuple] = []
+        self.direct: list[tuple] = []
+
+    def __getitem__(self, grid: tuple) -> Callable:
+        return lambda *arguments: self.bound.append((grid, *arguments))
+
+    def run(self, *arguments: object) -> None:
+        self.direct.append(arguments)
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Compiled]:
+    """All kernels that the binder has compiled. Nothing runs."""
+    from triton.runtime import driver
+
+    from autonl.nn.kernels import passes
+
+    found: list[Compiled] = []
+
+    def run_bound(planned: passes.Launch, *tensors: Tensor | None) -> Compiled:
+        found.append(Compiled())
+        return found[-1]
+
+    monkeypatch.setattr(passes, "run_bound", run_bound)
+    monkeypatch.setattr(driver, "_active", SimpleNamespace(get_current_stream=lambda device: "stream"))
+    return found
+
+
+def forward_pass(x: Tensor) -> tuple:
+    """A plan with two launches and two buffers, and the tensors it is for."""
     from autonl.nn.kernels import launch
 
     block = random_block(8, 0.25, 1)
-    others = (block.depthwise.weight,)
+    tile = launch.Tile(16, 16, 4, bands=2, gram_parts=2)
+    plan = launch.inference_plan.__wrapped__(launch.problem_of(x, 2, 1, 1e-5), tile, ())
+    return plan, (x, torch.empty_like(x), block.depthwise.weight, *block.bn.parameters(), *list(block.bn.buffers())[:2])
+
+
+@NEEDS_TRITON
+def test_kernels_get_the_addresses_of_tensors_and_of_disjoint_buffers(compiled: list[Compiled]) -> None:
+    from autonl.nn.kernels import passes
+
+    plan, tensors = forward_pass(torch.randn(2, 8, 5, 5))
+    for _ in range(2):
+        passes.carry_out(plan, passes.run_again, tensors)
+    gram, forward = (kernel.direct for kernel in compiled)
+    assert [kernel.bound for kernel in compiled] == [[], []]
+    for planned, calls in zip(plan.launches, (gram, forward), strict=True):
+        assert len(calls) == 1
+        assert calls[0][:9] == (*planned.grid, "stream", "function", "metadata", None, None, None)
+        assert calls[0][9 + len(planned.tensors) :] == planned.values
+    addresses = [tensor.data_ptr() for tensor in tensors]
+    parts, scratch = gram[0][10], forward[0][11]
+    assert gram[0][9] == addresses[0]
+    assert forward[0][9:20] == (*addresses[:2], scratch, *addresses[2:], parts, None, None)
+    (shape, dtype) = plan.buffers["gram_parts"]
+    assert scratch - parts >= torch.empty(shape, dtype=dtype).nbytes
+    assert parts % 16 == scratch % 16 == 0
+    (shape, dtype) = plan.buffers["scratch"]
+    assert plan.size - (scratch - parts) >= torch.empty(shape, dtype=dtype).nbytes
+
+
+@NEEDS_TRITON
+def test_hooks_of_triton_see_every_launch(compiled: list[Compiled]) -> None:
+    from triton import knobs
+
+    from autonl.nn.kernels import passes
+
+    plan, tensors = forward_pass(torch.randn(2, 8, 5, 5))
+    passes.carry_out(plan, passes.run_again, tensors)
+
+    def hook(metadata: object) -> None: ...
+
+    knobs.runtime.launch_enter_hook.add(hook)
+    try:
+        passes.carry_out(plan, passes.run_again, tensors)
+    finally:
+        knobs.runtime.launch_enter_hook.remove(hook)
+    for planned, kernel in zip(plan.launches, compiled, strict=True):
+        assert kernel.direct == []
+        assert [(call[0], call[1 + len(planned.tensors) :]) for call in kernel.bound] == [
+            (planned.grid, planned.values)
+        ]
+
+
+@NEEDS_TRITON
+def test_tensors_at_odd_addresses_go_through_the_binder(compiled: list[Compiled]) -> None:
+    """Kernels are compiled for addresses that are multiples of 16."""
+    from autonl.nn.kernels import passes
+
     odd = torch.randn(2 * 8 * 25 + 1)[1:].view(2, 8, 5, 5)
-    for x, expected in ((torch.randn(2, 8, 5, 5), launch.run_again), (odd, launch.run_bound)):
-        problem = launch.problem_of(x, 2, 1, 1e-5)
-        _, run = launch.plan_for(launch.inference_plan, launch.run_again, x, others, problem, None)
-        assert run is expected
+    plan, tensors = forward_pass(odd)
+    for count in (2, 4):
+        passes.carry_out(plan, passes.run_again, tensors)
+        assert (len(compiled), plan.calls) == (count, [])
 
 
 @NEEDS_TRITON
@@ -202,7 +291,7 @@ def test_every_kernel_compiles_for_a_gpu_that_is_not_here(dtype: str, monkeypatc
     from triton.backends.compiler import GPUTarget
     from triton.runtime import driver
 
-    from autonl.nn.kernels import launch, tiles
+    from autonl.nn.kernels import launch, passes, tiles
 
     hopper = SimpleNamespace(
         get_current_device=lambda: 0,
@@ -212,7 +301,7 @@ def test_every_kernel_compiles_for_a_gpu_that_is_not_here(dtype: str, monkeypatc
     monkeypatch.setattr(driver, "_active", hopper)
 
     def run(planned: launch.Launch, *tensors: Tensor | None) -> None:
-        arguments = planned.constants | planned.options | launch.FUSION
+        arguments = planned.constants | planned.options | passes.FUSION
         compiled = planned.kernel.warmup(*tensors, *planned.scalars, grid=planned.grid, **arguments)
         assert compiled.asm["cubin"]
         assert compiled.metadata.shared <= 227 * 1024  # bytes that a program on a Hopper chip may have

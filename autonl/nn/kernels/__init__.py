@@ -5,6 +5,7 @@ Nothing here needs Triton until a tensor on a GPU comes along.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from importlib.util import find_spec
 
 import torch
@@ -23,9 +24,14 @@ def exporting() -> bool:
     return not torch.compiler.is_dynamo_compiling() or getattr(torch.compiler, "_is_exporting_flag", True)
 
 
+@lru_cache
+def major_capability(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).major
+
+
 @torch.compiler.assume_constant_result  # called when torch.compile traces, not traced
 def has_bfloat16(device: torch.device) -> bool:
-    return torch.cuda.get_device_properties(device).major >= 8
+    return major_capability(device) >= 8
 
 
 def supported(x: Tensor, depthwise: nn.Module, bn: nn.Module, compact_chs: int) -> bool:
@@ -37,7 +43,8 @@ def supported(x: Tensor, depthwise: nn.Module, bn: nn.Module, compact_chs: int) 
         return False
     if not bn.affine or not bn.track_running_stats or bn.running_mean is None or bn.momentum is None:
         return False
-    if x.dtype not in DTYPES or compact_chs > MOST_COMPACT_CHS or not 0 < x.shape[0] <= MOST_IMAGES:
+    images, chs, height, width = x.shape
+    if x.dtype not in DTYPES or compact_chs > MOST_COMPACT_CHS or not 0 < images <= MOST_IMAGES:
         return False
     if not (x.is_contiguous() or x.is_contiguous(memory_format=torch.channels_last)):
         return False
@@ -45,13 +52,13 @@ def supported(x: Tensor, depthwise: nn.Module, bn: nn.Module, compact_chs: int) 
         return False  # Triton launches on the current device
     if not has_bfloat16(x.device):
         return False
-    positions = x.shape[2] * x.shape[3]
-    if not 0 < positions * x.shape[1] < 2**31:
+    if not 0 < chs * height * width < 2**31:
         return False
     if bn.training:
-        return x.shape[0] * positions > 1  # nn.BatchNorm2d refuses a single value a channel, and says so
-    needs_grad = any(t.requires_grad for t in (x, depthwise.weight, bn.weight, bn.bias))
-    return not (torch.is_grad_enabled() and needs_grad)
+        return images * height * width > 1  # nn.BatchNorm2d refuses a single value a channel, and says so
+    if not torch.is_grad_enabled():
+        return True
+    return not any(t.requires_grad for t in (x, depthwise.weight, bn.weight, bn.bias))
 
 
 def lightnl(x: Tensor, depthwise: nn.Conv2d, bn: nn.BatchNorm2d, compact_chs: int, stride: int) -> Tensor:

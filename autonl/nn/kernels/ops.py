@@ -78,8 +78,8 @@ class Training(torch.autograd.Function):
 
 
 def norm_gradients(sums: Tensor, gamma: Tensor) -> tuple[Tensor, Tensor]:
-    d_beta, d_gamma, _ = sums.unbind()
-    return d_gamma.to(gamma.dtype), d_beta.to(gamma.dtype)
+    d_beta, d_gamma, _ = sums.to(gamma.dtype).unbind()
+    return d_gamma, d_beta
 
 
 @triton_op("autonl::lightnl_inference", mutates_args=())

@@ -1,0 +1,142 @@
+"""How a pass is run: its launches one after the other, over tensors and buffers that only they see.
+
+The first time every launch goes through Triton's binder, which looks at each argument, and every buffer is a tensor of
+its own. From then on, in eager mode, one allocation holds all buffers and kernels get addresses: on small maps Python
+would otherwise cost several times what the kernels do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import reduce
+from math import prod
+from operator import itemgetter, or_
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.library import wrap_triton
+from triton import knobs
+from triton.runtime import driver
+
+from autonl.nn.kernels.tiles import Tile
+
+FUSION = {"enable_fp_fusion": True}  # multiply-adds, which Triton leaves out from 3.10 on unless asked
+ALIGNMENT = 16  # bytes: kernels are compiled for addresses that are multiples of it
+SPACING = 256  # bytes: what buffers in one allocation are rounded up to, a few lines of the cache
+
+Buffers: TypeAlias = dict[str, tuple[tuple[int, ...], torch.dtype]]
+
+
+class Launch:
+    """A kernel with everything settled but its tensors, which come first among its parameters.
+
+    tensors  what a plan calls them; - for one that this launch does without
+    """
+
+    def __init__(
+        self, kernel: Any, tensors: str, grid: tuple[int, int, int], scalars: tuple[Any, ...],
+        constants: dict[str, Any], tile: Tile,
+    ) -> None:  # fmt: skip
+        self.kernel = kernel
+        self.tensors = tensors.split()
+        self.grid = grid
+        self.scalars = scalars
+        self.constants = constants
+        self.options = {"num_warps": tile.warps, "num_stages": tile.stages}
+        # as the kernel orders them
+        self.values = (*scalars, *(constants[name] for name in kernel.arg_names if name in constants))
+        self.compiled: Any = None
+
+
+class Plan:
+    """What a pass launches, the names of the tensors it is given, and its buffers: shapes and dtypes by name."""
+
+    def __init__(self, tensors: str, buffers: Buffers, launches: Sequence[Launch]) -> None:
+        self.tensors = tensors.split()
+        self.buffers = buffers
+        self.launches = launches
+        self.calls: list[tuple[Any, ...]] = []  # how to start each kernel by itself, once all are compiled
+        self.offsets: list[int] = []  # of the buffers in one allocation, bytes
+        self.size = 0
+
+    def settle(self) -> None:
+        """All that a run over addresses needs, where this Triton's compiled kernels have what it takes."""
+        compiled = [launch.compiled for launch in self.launches]
+        if not all(hasattr(kernel, name) for kernel in compiled for name in ("run", "function", "packed_metadata")):
+            return
+        size, offsets = 0, []
+        for shape, dtype in self.buffers.values():
+            offsets.append(size)
+            size += -(-prod(shape) * dtype.itemsize // SPACING) * SPACING
+        self.size, self.offsets = size, offsets
+        places = {name: place for place, name in enumerate((*self.tensors, *self.buffers))} | {"-": -1}
+        picks = [itemgetter(*(places[name] for name in launch.tensors)) for launch in self.launches]
+        self.calls = [  # last: another thread may be about to run this plan
+            (kernel.run, launch.grid, kernel.function, kernel.packed_metadata, pick, launch.values)
+            for launch, kernel, pick in zip(self.launches, compiled, picks, strict=True)
+        ]
+
+
+# How a launch is made in all cases but `run_addresses`: one of the next three
+Run: TypeAlias = Callable[..., Any]
+
+
+def run_bound(launch: Launch, *tensors: Tensor | None) -> Any:
+    """Through Triton's binder, which looks at the dtype and the alignment of every argument and may compile."""
+    return launch.kernel[launch.grid](*tensors, *launch.scalars, **launch.constants, **launch.options, **FUSION)
+
+
+def run_again(launch: Launch, *tensors: Tensor | None) -> None:
+    """The first time as above, then without the binder, which costs more than the launch itself.
+
+    Right only where the binder would find what it found the first time: plans are kept by dtypes and device, and the
+    tensors' addresses are multiples of 16.
+    """
+    if launch.compiled is None:
+        launch.compiled = run_bound(launch, *tensors)
+    else:
+        launch.compiled[launch.grid](*tensors, *launch.values)
+
+
+def run_traced(launch: Launch, *tensors: Tensor | None) -> None:
+    """Where torch.compile has to see the kernel; of the options it knows these two."""
+    wrap_triton(launch.kernel)[launch.grid](*tensors, *launch.scalars, **launch.constants, **launch.options)
+
+
+def carry_out(plan: Plan, run: Run, tensors: Sequence[Tensor | None]) -> None:
+    """Make a plan's launches. The first tensor is x, whose device has the buffers."""
+    if run is run_again:
+        addresses = [None if tensor is None else tensor.data_ptr() for tensor in tensors]
+        if reduce(or_, filter(None, addresses)) % ALIGNMENT:
+            run = run_bound
+        elif plan.calls and not hooked():
+            run_addresses(plan, addresses, tensors[0])
+            return
+    x: Any = tensors[0]
+    named: dict[str, Tensor | None] = dict(zip(plan.tensors, tensors, strict=True))
+    named |= {name: x.new_empty(shape, dtype=dtype) for name, (shape, dtype) in plan.buffers.items()}
+    for launch in plan.launches:
+        run(launch, *(named.get(name) for name in launch.tensors))
+    if run is run_again and not plan.calls:
+        plan.settle()
+
+
+def run_addresses(plan: Plan, addresses: list[Any], x: Any) -> None:
+    """Each kernel started as CompiledKernel.__getitem__ would, less what looks at its arguments and at hooks."""
+    workspace = x.new_empty(plan.size, dtype=torch.uint8)
+    start = workspace.data_ptr()
+    addresses += [start + offset for offset in plan.offsets]
+    addresses.append(None)  # what "-" stands for
+    stream = driver.active.get_current_stream(x.get_device())
+    for run, grid, function, metadata, pick, values in plan.calls:
+        run(*grid, stream, function, metadata, None, None, None, *pick(addresses), *values)
+
+
+def hooked() -> bool:
+    """Whether somebody, a profiler for one, wants to see every launch of Triton's."""
+    enter, leave = (
+        knobs.runtime.launch_enter_hook,
+        knobs.runtime.launch_exit_hook,
+    )  # None, a function, or a chain of them
+    return bool(getattr(enter, "calls", enter) or getattr(leave, "calls", leave))
