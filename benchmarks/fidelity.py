@@ -55,7 +55,8 @@ def main() -> None:
     loaders = Loaders(config.data, config.augment, view, len(source.classes), fabric.device)
     train, selection = loaders.training(source.train), loaders.evaluation(source.selection)
     size = str(config.data.image_size)
-    done = [tuple(row[column] for column in ("job", "seed", "epochs", "resolution")) for row in read_rows(arguments.out)]
+    known_by = ("job", "seed", "epochs", "resolution")
+    done = [tuple(row[column] for column in known_by) for row in read_rows(arguments.out)]
     wanted = [(job, epochs) for epochs in arguments.epochs for job in jobs]
     with arguments.out.open("a", newline="") as file, tempfile.TemporaryDirectory() as folder:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")

@@ -134,13 +134,13 @@ def write_arch(spec: ArchSpec, path: str | os.PathLike[str]) -> None:
     Path(path).write_text(yaml.safe_dump(spec_to_dict(spec), sort_keys=False, allow_unicode=True), encoding="utf-8")
 
 
-def resolution_from(value: object) -> tuple[int, int]:
-    """(height, width) from 224, "224" or "320x224"."""
+def resolution_from(value: object, name: str = "resolution") -> tuple[int, int]:
+    """(height, width) from 224, "224" or "320x224"; name: what a refusal calls it."""
     sides = re.fullmatch(r"(\d{1,9})(?:x(\d{1,9}))?", str(value), re.ASCII)
     if type(value) not in (int, str) or not sides:
-        refuse("resolution", value, "a size such as 224, or HEIGHTxWIDTH such as 320x224")
+        refuse(name, value, "a size such as 224, or HEIGHTxWIDTH such as 320x224")
     resolution = int(sides[1]), int(sides[2] or sides[1])
-    check_resolution("resolution", resolution)
+    check_resolution(name, resolution)
     return resolution
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import logging
 import os
 import signal
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
@@ -184,8 +186,7 @@ class Loaders:
             if not len(batches):
                 raise AutoNLError(f"the stream does not fill one batch: data.batch_size is {config.batch_size}")
             return StreamTraining(images.dataset, batches)
-        if config.in_memory or isinstance(images, StoredImages):
-            images = self.stored(images)
+        images = self.kept(images)
         order = TrainingOrder(len(images), config.batch_size, self.seed, self.share, accumulate)
         if isinstance(images, StoredImages):
             if self.augment.auto_augment:
@@ -199,18 +200,27 @@ class Loaders:
         if isinstance(images, Stream):
             images.dataset.transform = self.evaluation_transform()
             return self.on_device(self.stream_loader(images, config.evaluation_batch_size, drop_last=False))
-        if config.in_memory or isinstance(images, StoredImages):
-            images = self.stored(images)
+        images = self.kept(images)
         order = EvaluationOrder(len(images), config.evaluation_batch_size, self.share)
         if isinstance(images, StoredImages):
             return MemoryEvaluation(images, order, self.view, self.device)
         decoded = DecodedImages(images, self.evaluation_transform(), self.seed, False, config.max_corrupt)
         return self.on_device(self.map_loader(decoded, order))
 
-    def stored(self, images: Images | StoredImages) -> StoredImages:
-        """Decode every image once, the centre square at data.stored_size; those that cannot be read are left out."""
+    def sized(self, size: tuple[int, int]) -> Loaders:
+        """The same for a view of another size."""
+        other = copy.copy(self)
+        other.view = replace(self.view, size=size)
+        return other
+
+    def kept(self, images: Images | StoredImages) -> Images | StoredImages:
+        """Decoded and on the device, where they are to stay in memory."""
         if isinstance(images, StoredImages):
-            return images
+            return images.to(self.device)
+        return self.stored(images).to(self.device) if self.config.in_memory else images
+
+    def stored(self, images: Images) -> StoredImages:
+        """Decode every image once, the centre square at data.stored_size; those that cannot be read are left out."""
         side = self.config.stored_size or max(self.view.size)
         shrink = transforms.Resize(side, InterpolationMode.BICUBIC)
         transform = transforms.Compose([shrink, transforms.CenterCrop(side), transforms.PILToTensor()])

@@ -43,8 +43,8 @@ class Comparison:
     config: SearchConfig
     fabric: Fabric
     supernet: SuperNet
-    train: TrainingBatches
     selection: EvaluationBatches  # the images that choose
+    trial_batches: tuple[TrainingBatches, EvaluationBatches]  # for training and the same to choose, as trials see them
     calibration: Callable[[], Iterable[Batch]]  # training batches for BN statistics
 
     def network(self, choices: Sequence[Choice]) -> Any:
@@ -63,7 +63,7 @@ class Comparison:
     def trial(self, choices: Sequence[Choice], folder: Path) -> Result:
         epochs = self.config.search.trial_epochs or math.ceil(self.config.schedule.epochs / 8)
         spec = self.supernet.space.spec(choices)
-        return short_training(spec, self.config, epochs, self.fabric, self.train, self.selection, folder)
+        return short_training(spec, self.config, epochs, self.fabric, *self.trial_batches, folder)
 
 
 def short_training(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from autonl.arch.codec import resolution_from
 from autonl.data.config import at_least, between
 from autonl.errors import AutoNLError
 from autonl.train.config import Config
@@ -27,6 +28,7 @@ class SearchSettings:
     candidates: int = 16  # networks at the budget that are compared on the selection images
     trials: int = 6  # networks at the budget that are trained from scratch for a while; 0 or 1: none
     trial_epochs: int | None = None  # default: an eighth of the search's, rounded up
+    trial_resolution: str | None = None  # fewer pixels are worth more epochs; default: the search's own
     calibrate_batches: int = 8  # training batches that BN statistics are taken from before a network is judged
 
     def __post_init__(self) -> None:
@@ -47,6 +49,8 @@ class SearchSettings:
         for value in self.temperature:
             between("search.temperature", value, 0.01, 100)
         at_least("search.trials", self.trials, 0)
+        if self.trial_resolution is not None:
+            resolution_from(self.trial_resolution, "search.trial_resolution")
         for name in ("observe_steps", "candidates", "calibrate_batches", "trial_epochs"):
             at_least(f"search.{name}", getattr(self, name), 1)
 

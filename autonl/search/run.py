@@ -22,7 +22,7 @@ from autonl.arch.spec import ArchSpec
 from autonl.data.loaders import Loaders, view_of
 from autonl.data.memory import Batch
 from autonl.data.order import derive_seed
-from autonl.data.sources import STREAM_PREFIXES, Source, keep_selection, open_source
+from autonl.data.sources import STREAM_PREFIXES, Source, Stream, keep_selection, open_source
 from autonl.errors import AutoNLError
 from autonl.models import ARCH_FILE
 from autonl.search.budget import land, parse_budget, parse_latency
@@ -162,8 +162,14 @@ def prepare(
     loaders = Loaders(config.data, config.augment, view, space.classes, fabric.device, share(fabric), config.seed)
     assert source.train is not None  # open_source gives training images
     assert source.selection is not None  # with_defaults asks for them
-    train = loaders.training(source.train, config.loop.accumulate)
-    selection = loaders.evaluation(source.selection)
+    assert not isinstance(source.train, Stream)  # refused above
+    assert not isinstance(source.selection, Stream)
+    images, chosen_by = loaders.kept(source.train), loaders.kept(source.selection)
+    train, selection = loaders.training(images, config.loop.accumulate), loaders.evaluation(chosen_by)
+    trial_batches = train, selection
+    if config.search.trial_resolution:
+        smaller = loaders.sized(resolution_from(config.search.trial_resolution))
+        trial_batches = smaller.training(images, config.loop.accumulate), smaller.evaluation(chosen_by)
 
     def calibration() -> Iterable[Batch]:
         return itertools.islice(train.epoch(config.schedule.epochs), config.search.calibrate_batches)
@@ -172,7 +178,7 @@ def prepare(
     loop = started.loop(config, supernet, task, train, selection, about)
     if fabric.is_global_zero:  # nothing is left behind by settings that do not fit
         write_description(folder, about | {"architecture": None}, source.classes)
-    comparison = Comparison(config, fabric, supernet, train, selection, calibration)
+    comparison = Comparison(config, fabric, supernet, selection, trial_batches, calibration)
     return Searching(config, started, space, budget, supernet, task, loop, comparison)
 
 

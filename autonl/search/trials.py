@@ -20,13 +20,15 @@ from autonl.data.order import derive_seed
 from autonl.search.budget import land
 from autonl.search.compare import Candidate, Comparison
 from autonl.search.gates import Gates, from_choices, to_choices
+from autonl.search.space import Space
 from autonl.train.loop import Result
 from autonl.train.records import NonFiniteError
 from autonl.train.state import write_atomically
 
 LEAST_KNOWN = 8  # trials, before anything is concluded about single gates
 A_ROUND = 4  # trials that follow one regression, before the next
-RIDGE = 20.0  # on the diagonal, beside the number of gates in which a network differs from the mean one, about 40
+RIDGE = 0.5  # how large a trial's luck is, beside what networks differ by
+ALIKE = 0.3  # how alike a gate's worth is in blocks of one stage, and again in all, beside what is a block's own
 STRENGTH = 2.0  # of the mean gate's worth, against logistic noise of LUCK
 LUCK = 0.5
 
@@ -84,7 +86,8 @@ def proposals(
     while (done := len(trained) + len(lost)) < count:
         wanted, luck, margins = first - done, 1.0, None
         if done >= first:
-            wanted, luck, margins = min(A_ROUND, count - done), LUCK, STRENGTH * worth(trained, gates)
+            wanted, luck = min(A_ROUND, count - done), LUCK
+            margins = STRENGTH * worth(trained, gates, comparison.supernet.space)
         drawn = land(gates, cost, budget, count + wanted, derive_seed("trials", seed, done), luck, margins)
         known = {candidate.choices for candidate in (*trained, *lost)}
         new = [choices for setting in drawn if (choices := to_choices(setting, gates.columns)) not in known]
@@ -94,19 +97,29 @@ def proposals(
             yield comparison.judge(choices)
 
 
-def worth(trained: list[Candidate], gates: Gates) -> Tensor:
+def worth(trained: list[Candidate], gates: Gates, space: Space) -> Tensor:
     """(blocks, gates): what every gate adds to top-1 by the trials, their mean size being one.
 
-    Ridge regression on the gates, in its dual form: there are far more gates than trials.
+    Ridge regression on the gates, in its dual form: there are far more gates than trials. What a gate is worth in one
+    block tells something about the same gate in others.
     """
-    if not trained:
+    if len(trained) < 2:
         return torch.zeros_like(gates.threshold)
     settings = torch.stack([from_choices(candidate.choices, gates.columns) for candidate in trained]).double()
     top1 = torch.tensor([candidate.trained for candidate in trained], dtype=torch.float64)
-    x = (settings - settings.mean(0)).flatten(1)  # (trials, blocks * gates)
-    dual = torch.linalg.solve(x @ x.T + RIDGE * torch.eye(len(x)).double(), top1 - top1.mean())
-    found = (x.T @ dual).view_as(settings[0])
+    x = settings - settings.mean(0)  # (trials, blocks, gates)
+    spread = likeness(space) @ x  # the same: each block's differences, and some of the others'
+    kernel = x.flatten(1) @ spread.flatten(1).T  # (trials, trials)
+    luck = RIDGE * kernel.diagonal().mean().clamp(min=1e-12)
+    dual = torch.linalg.solve(kernel + luck * torch.eye(len(x)).double(), top1 - top1.mean())
+    found = torch.einsum("t,tbg->bg", dual, spread)
     return found / found.abs().mean().clamp(min=1e-12)
+
+
+def likeness(space: Space) -> Tensor:
+    """(blocks, blocks): the covariance of a gate's worth in one block and in another, before any trial."""
+    stage = torch.repeat_interleave(torch.tensor([blocks for *_, blocks in space.stages]))
+    return torch.eye(len(stage)).double() + ALIKE * (stage[:, None] == stage) + ALIKE
 
 
 def by_trial(trained: list[Candidate], favourite: Candidate, images: float) -> list[Candidate]:

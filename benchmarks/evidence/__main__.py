@@ -162,7 +162,7 @@ def smoke(jobs: list[Job], command: str) -> None:
         setup = Setup(str(folder / "images"), "", folder, folder / "architectures.json", SMOKE, 1, command)
         for job in jobs:
             if job.seed == 0:
-                few = ("search.trials=2",) if TRIALS[0] in job.settings else ()
+                few = ("search.trials=2", "search.trial_resolution=32") if TRIALS[0] in job.settings else ()
                 row = run(dataclasses.replace(job, resolution=32, settings=(*job.settings, *few)), setup)
                 append(folder, row, setup.architectures)
                 print({column: row[column] for column in ("job", "top1", "macs", "params", "seconds")}, flush=True)

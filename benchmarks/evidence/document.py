@@ -67,14 +67,14 @@ class Claim:
     target: float = 0.0
 
 
-TRIALS = "found with trials"
+TRIALS = "found with trials at 64 px"
 CLAIMS = (
     Claim("gain", "LightNL improves MobileNetV2 by 1.6 points, as on ImageNet", "+ LightNL", "MobileNetV2", 1.6),
     Claim("gain", "LightNL is at least 1.0 better than its branch without affinity", "+ LightNL", "+ control", 1.0),
     Claim("gain", "Divided by its energy, LightNL improves further", "+ LightNL by energy", "+ LightNL"),
     Claim("search", "The gates alone, without trials, beat networks drawn at random", "found", "random"),
     Claim("search", "They are at least 1.5 better than MobileNetV2-LightNL", "found", "MobileNetV2-LightNL", 1.5),
-    Claim("search", "With 20 trials of 6 epochs the search beats networks drawn at random", TRIALS, "random"),
+    Claim("search", "With 20 trials of 12 epochs at 64 px the search beats networks drawn at random", TRIALS, "random"),
     Claim("search", "It is at least 1.5 better than MobileNetV2-LightNL", TRIALS, "MobileNetV2-LightNL", 1.5),
     Claim("search", "LightNL in the space makes it better", TRIALS, f"{TRIALS}, without LightNL"),
     Claim("budget", "At 60 % of the MACs the search beats random networks too", "found", "random"),
@@ -95,7 +95,7 @@ mistake that a review found later, were judged by the validation images: the rec
 FIDELITY = """
 Networks of the search's table, random and found, trained once for so many epochs on nine tenths of the training images,
 judged by the rest (`python -m benchmarks.fidelity --data DIR`, an H200 with other jobs on it, torch 2.11). The interval
-is Fisher's, of 95 %: of this few networks the correlation is hardly known. Even a perfect judge would not reach 1, since
+is Fisher's, of 95 %: of this few networks the correlation is hardly known. Even a perfect judge would not reach 1:
 whole trainings of one network differ by their seed.
 """
 

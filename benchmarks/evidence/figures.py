@@ -14,7 +14,7 @@ IMAGES = Path(__file__).parents[2] / "docs" / "images"
 
 # what belongs together in the drawing: {how it is named: (suite, job) of its points}
 KINDS = {
-    "found": (("search", "found with trials"), ("budget", "found")),
+    "found": (("search", "found with trials at 64 px"), ("budget", "found")),
     "found by the gates alone": (("search", "found"),),
     "the same without LightNL": (("search", "found without LightNL"),),
     "random": (("search", "random"), ("budget", "random")),

@@ -90,7 +90,8 @@ def gain() -> list[Job]:
 
 
 GATES_ALONE = ("search.trials=0",)  # as the search was before it had trials
-TRIALS = ("search.trials=20", "search.trial_epochs=6")
+TRIALS = ("search.trials=20", "search.trial_epochs=12", "search.trial_resolution=64")
+EARLIER_TRIALS = ("search.trials=20", "search.trial_epochs=6")
 
 
 def search() -> list[Job]:
@@ -103,16 +104,17 @@ def search() -> list[Job]:
         *found(suite, "found", settings=GATES_ALONE),
         *random,
         *found(suite, "found without LightNL", 1, space="without LightNL", settings=GATES_ALONE),
-        *found(suite, "found with trials", settings=TRIALS),
-        *found(suite, "found with trials, without LightNL", space="without LightNL", settings=TRIALS),
-        *found(suite, "found with trials, LightNL by energy", 1, space="by energy", settings=TRIALS),
+        *found(suite, "found with trials", 1, settings=EARLIER_TRIALS),
+        *found(suite, "found with trials at 64 px", settings=TRIALS),
+        *found(suite, "found with trials at 64 px, without LightNL", space="without LightNL", settings=TRIALS),
+        *found(suite, "found with trials at 64 px, LightNL by energy", 1, space="by energy", settings=TRIALS),
         *zoo,
         *peers,
     ]
 
 
 def ablation() -> list[Job]:
-    """What the parts of the search bring; the whole is "found with trials" of suite search, less its trials "found"."""
+    """What the parts of the search bring. The whole is in suite search: with trials at 64 px, without any "found"."""
     suite = "ablation"
     return [
         *found(suite, "without warm-up", 1, settings=(*GATES_ALONE, "search.warmup=[0,0]")),

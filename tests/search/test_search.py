@@ -466,14 +466,24 @@ def test_trials_tell_what_a_gate_is_worth():
     drawn = [SMALL.random(rng) for _ in range(80)]
     settings = torch.stack([from_choices(choices, supernet.gates.columns) for choices in drawn]).double()
     trained = [Candidate(choices, 0, 0.0, 0.0, trained=top1(choices)) for choices in drawn[:40]]
-    found = worth(trained, supernet.gates)
+    found = worth(trained, supernet.gates, SMALL)
     assert found.abs().mean().item() == pytest.approx(1)
-    assert (found[settings[:40].std(0) == 0] == 0).all()  # nothing is known about these
     predicted = (settings[40:] * found).sum((1, 2))
     actual = torch.tensor([top1(choices) for choices in drawn[40:]], dtype=torch.float64)
     assert torch.corrcoef(torch.stack([predicted, actual]))[0, 1] > 0.7
-    assert (worth(trained[:1], supernet.gates) == 0).all()
-    assert (worth([], supernet.gates) == 0).all()
+    assert (worth(trained[:1], supernet.gates, SMALL) == 0).all()
+    assert (worth([], supernet.gates, SMALL) == 0).all()
+
+
+def test_what_holds_for_a_kind_of_gate_is_learned_from_all_its_blocks():
+    """Every block that is kept costs a point: also the one that all trials have kept."""
+    gates, rng = SuperNet(SMALL).gates, random.Random(0)
+    drawn = [choices for choices in (SMALL.random(rng) for _ in range(200)) if choices[1].expand][:40]
+    trained = [Candidate(c, 0, 0.0, 0.0, trained=50.0 - sum(choice.expand > 0 for choice in c)) for c in drawn]
+    keep = worth(trained, gates, SMALL)[:, 0]
+    assert SMALL.droppable[1]
+    assert keep[1] < 0
+    assert (keep[torch.tensor(SMALL.droppable)] < 0).all()
 
 
 def try_networks(folder, space, trials, share="60%", diverging=()):
@@ -528,6 +538,18 @@ def test_a_small_space_has_few_trials_and_says_so(tmp_path):
     _, tries, _, said = try_networks(tmp_path, replace(SMALL, se=(), ratios=()), 12, share="97%")
     assert len(tries) == len(set(tries)) == 7
     assert said[-1] == "7 trials in place of 12: the space has no more networks at the budget"
+
+
+def test_trials_may_see_fewer_pixels_of_the_same_images(tmp_path):
+    config = load_config("demo", ["search.trial_resolution=24x20"], SearchConfig)
+    searching = prepare(config, tmp_path / "run", TINY, few_digits(160), False, ON_CPU, Progress, "")
+    train, selection = searching.comparison.trial_batches
+    for batches in (train.epoch(0), selection):
+        assert next(iter(batches))[0].shape[2:] == (24, 20)
+    assert next(iter(searching.comparison.selection))[0].shape[2:] == (32, 32)
+    assert train.stored.images.data_ptr() == searching.loop.train.stored.images.data_ptr()  # decoded once
+    with pytest.raises(AutoNLError, match=r"search\.trial_resolution: .few. is not allowed"):
+        load_config("demo", ["search.trial_resolution=few"], SearchConfig)
 
 
 def test_the_memory_of_the_evidence_is_a_setting(tmp_path):
