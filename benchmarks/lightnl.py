@@ -72,42 +72,56 @@ def error(block: LightNL, x: Tensor) -> float:
 
 def step_function(block: LightNL, function: Any) -> Any:
     """Forward and backward of a function of x with the block's parameters."""
+    parameters = tuple(block.parameters())
 
     def run(x: Tensor) -> Tensor:
         with torch.autocast("cuda", torch.bfloat16, cache_enabled=False):  # a cached cast would outlive a graph
             z = function(x)
-        return torch.autograd.grad(z, (x, *block.parameters()), x.detach())[0]
+        return torch.autograd.grad(z, (x, *parameters), x.detach())[0]
 
     return run
 
 
+def floor_us(size: int, chs: int) -> float:
+    return 4 * BATCH * chs * size * size / BANDWIDTH * 1e6
+
+
+def random_inputs(size: int, chs: int, batch: int = BATCH) -> list[Tensor]:
+    """Fresh ones that together do not fit in the cache."""
+    count = max(4, int(CACHE / (batch * chs * size * size * 2)))
+    x = torch.randn(batch * count, chs, size, size, device="cuda", dtype=torch.bfloat16)
+    return [part.detach() for part in x.to(memory_format=torch.channels_last).split(batch)]
+
+
 def measure(size: int, chs: int, ratio: float, stride: int, compiled: bool) -> dict[str, Any]:
     block = random_block(chs, ratio, stride)
-    x_bytes = BATCH * chs * size * size * 2
-    inputs = [
-        torch.randn(BATCH, chs, size, size, device="cuda", dtype=torch.bfloat16).to(memory_format=torch.channels_last)
-        for _ in range(max(4, int(CACHE / x_bytes)))
-    ]
+    inputs = random_inputs(size, chs)
     row: dict[str, Any] = {"map": size, "channels": chs, "ratio": ratio, "stride": stride, "batch": BATCH}
-    row["floor_us"] = 2 * x_bytes / BANDWIDTH * 1e6
-
+    row["floor_us"] = floor_us(size, chs)
     with torch.no_grad():
         row["error"] = error(block.eval(), inputs[0])
-    for mode in ("inference", "step"):
-        training = mode == "step"
-        block.train(training).to(torch.float32 if training else torch.bfloat16)
-        for x in inputs:
-            x.requires_grad_(training)
-        with torch.set_grad_enabled(training):
-            for name in ("plain", "fused") + (("compiled",) if compiled else ()):
-                block.fused = name == "fused"
-                torch.compiler.reset()
-                function: Any = torch.compile(block) if name == "compiled" else block
-                if training:
-                    function = step_function(block, function)
-                row[f"{mode}_{name}_us"] = eager_us(function, inputs)
-                row[f"{mode}_{name}_graph_us"] = graph_us(function, inputs)
+    names = ("plain", "fused", "compiled") if compiled else ("plain", "fused")
+    row |= time_mode(block, inputs, "inference", names) | time_mode(block, inputs, "step", names)
     return {name: round(value, 5) if isinstance(value, float) else value for name, value in row.items()}
+
+
+def time_mode(block: LightNL, inputs: list[Tensor], mode: str, names: tuple[str, ...]) -> dict[str, float]:
+    """A block for inference or in a training step: as a user runs it and in a CUDA graph."""
+    training = mode == "step"
+    block.train(training).to(torch.float32 if training else torch.bfloat16)
+    for x in inputs:
+        x.requires_grad_(training)
+    times = {}
+    with torch.set_grad_enabled(training):
+        for name in names:
+            block.fused = name == "fused"
+            torch.compiler.reset()
+            function: Any = torch.compile(block) if name == "compiled" else block
+            if training:
+                function = step_function(block, function)
+            times[f"{mode}_{name}_us"] = eager_us(function, inputs)
+            times[f"{mode}_{name}_graph_us"] = graph_us(function, inputs)
+    return times
 
 
 def main() -> None:
@@ -115,7 +129,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
     parser.add_argument("--settle", action="store_true", help="errors and tiles of the kernels, nothing else")
-    parser.add_argument("--seconds", type=float, default=120.0, help="with --settle: begin nothing new after these")
+    parser.add_argument("--seconds", type=float, default=170.0, help="with --settle: begin nothing new after these")
     parser.add_argument("--doc", action="store_true", help="only write the table in docs/speed.md from the CSV")
     arguments = parser.parse_args()
     if arguments.doc:

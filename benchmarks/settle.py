@@ -1,34 +1,41 @@
-"""What one GPU call can settle about LightNL's kernels: are they right, and which tiles are fastest.
+"""What one GPU call of three minutes can settle about LightNL's kernels: which tiles are fastest, are they right, and
+what the block then costs as a user runs it.
 
-Through `python -m benchmarks.lightnl --settle`. Rows are written as they come, so that a call that is cut short leaves
-what it found:
+Through `python -m benchmarks.lightnl --settle`. What matters most comes first, and rows are written as they come, so
+that a call that is cut short leaves what it found:
 
-    settle_tiles.csv    times in a CUDA graph of the chosen tile, which comes first, and its alternatives: inference at
-                        batch 256 with its limit, forward and backward of training at batch 512
-    settle_python.csv   the step as a user runs it, with the kernels and plain: what launches cost
-    settle_errors.csv   every shape in every dtype, forward and all gradients against float64, twice: through Triton's
-                        binder and without it; then the shapes' alternative tiles in bfloat16
+    settle_tiles.csv    where the table of tiles has alternatives, times in a CUDA graph of the chosen tile, which comes
+                        first, and of each alternative: inference at batch 256 with its limit, forward and backward of
+                        training at batch 512; nan where this Triton refuses a tile
+    settle_user.csv     every shape with its fastest tiles at batch 256, plain and with the kernels: inference and the
+                        training step, as a user runs them and in a CUDA graph
+    settle_compiled.csv the training step by torch.compile
+    settle_errors.csv   every shape with its fastest tiles against float64, forward and all gradients, twice: through
+                        Triton's binder and without it
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from math import inf, nan
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from autonl.arch.spec import LightNLSpec
 from autonl.nn.kernels import launch, tiles
-from benchmarks import compile_ahead, eager_us, graph_us, write_rows
-from benchmarks.lightnl import BANDWIDTH, BATCH, CACHE, SHAPES, poison, random_block, step_function
+from benchmarks import compile_ahead, graph_us, write_rows
+from benchmarks.lightnl import BATCH, SHAPES, floor_us, poison, random_block, random_inputs, step_function, time_mode
 from tests.nn.test_kernels import BOUNDS, errors
 
 Shape = tuple[int, int, float, int]
-TRAINING_BATCH = 512
+MaybeTile = tiles.Tile | None  # None: the table's own
+PASSES = {"inference": BATCH, "backward": 512, "forward": 512}  # and the batch each is timed at
 
 
 class Rows(list[dict[str, Any]]):
@@ -45,31 +52,57 @@ class Rows(list[dict[str, Any]]):
         print(self.name, *self[-1].values(), flush=True)
 
 
+class Fastest(dict[tuple[Shape, str], tuple[float, MaybeTile]]):
+    """The time and the tile of what was fastest so far, by shape and pass."""
+
+    def offer(self, shape: Shape, what: str, us: float, tile: MaybeTile) -> None:
+        if us < self.get((shape, what), (inf, None))[0]:
+            self[shape, what] = us, tile
+
+    def tile(self, shape: Shape, what: str) -> MaybeTile:
+        return self.get((shape, what), (inf, None))[1]
+
+
 def settle(folder: Path, seconds: float) -> None:
-    """All of it, in the order of what matters most; nothing new is begun after so many seconds."""
+    """All of it; nothing new is begun after so many seconds."""
     deadline = time.monotonic() + seconds
     torch.manual_seed(0)
-    found = Rows("settle_errors", folder)
-    times = Rows("settle_tiles", folder)
-    python = Rows("settle_python", folder)
-    timed = ((time_inference, times), (time_training, times), (time_steps, python))
-    first = [(function, (shape, rows)) for function, rows in timed for shape in SHAPES]
-    then = [(function, (shape, found)) for function in (check, check_alternatives) for shape in SHAPES]
-    for dtypes, work in ((["bfloat16"], first), (["float32", "float16"], then)):
-        compile_ahead(compile_all, [(shape, dtype) for shape in SHAPES for dtype in dtypes])
-        print(f"compiled, {deadline - time.monotonic():.0f} s left", flush=True)
-        for function, arguments in work:
+    times, users, compiled, found = (Rows(f"settle_{name}", folder) for name in ("tiles", "user", "compiled", "errors"))
+    fastest = Fastest()
+    large = [shape for shape in SHAPES if len(candidates(shape, "inference")) > 1]
+    large.sort(key=lambda shape: shape[3])  # stride 1 first: there limits were missed
+
+    def work(*calls: tuple[Callable[..., None], Any]) -> None:
+        for function, *arguments in calls:
             if time.monotonic() > deadline:
                 print(f"out of time before {function.__name__} {arguments[0]}")
-                break
+                return
             function(*arguments)
-    print_best(times)
-    wrong = [row for row in found if row["worst"] >= BOUNDS[row["dtype"]]]
+
+    rest = [shape for shape in SHAPES if shape not in large]
+    ordered = [*large, *rest]
+    jobs: list[tuple[str, Shape, MaybeTile]] = [("step", shape, None) for shape in ordered]  # the longest first
+    jobs += [(what, shape, tile) for shape in ordered for what in PASSES for tile in candidates(shape, what)]
+    jobs += [("bfloat16", shape, None) for shape in ordered]
+    compile_ahead(compile_job, jobs)
+    print(f"compiled, {deadline - time.monotonic():.0f} s left", flush=True)
+    work(*((time_tiles, shape, what, times, fastest) for what in PASSES for shape in large))
+    print_fastest(times)
+    work(*((check, shape, found, fastest, "bfloat16") for shape in ordered))
+    work(*((time_user, shape, users, fastest) for shape in ordered))
+    print_verdicts(users)
+    work(*((time_compiled, shape, compiled) for shape in ordered))
+    if time.monotonic() < deadline:
+        others = [(dtype, shape, None) for dtype in ("float16", "float32") for shape in ordered]
+        compile_ahead(compile_job, others)
+    work(*((check, shape, found, fastest, "float16") for shape in ordered))
+    work(*((check, shape, found, Fastest(), "float32") for shape in ordered))
+    wrong = [row for row in found if not row["worst"] < BOUNDS[row["dtype"]]]
     print(f"{len(wrong)} of {len(found)} rows are beyond their bound:", *wrong, sep="\n")
 
 
 @contextmanager
-def table(forward: tiles.Tile | None = None, backward: tiles.Tile | None = None) -> Iterator[None]:
+def table(forward: MaybeTile = None, backward: MaybeTile = None) -> Iterator[None]:
     """These tiles in place of the table's."""
     before = launch.forward_tile, launch.depthwise_backward_tile
     if forward is not None:
@@ -89,21 +122,38 @@ def forget_plans() -> None:
         plans.cache_clear()
 
 
-def candidates(shape: Shape) -> tuple[list[tiles.Tile | None], list[tiles.Tile | None]]:
-    """Forward and backward tiles, None for the table's own."""
-    size, chs = shape[:2]
-    return [None, *tiles.forward_alternatives(chs, size**2)], [None, *tiles.backward_alternatives(chs, size**2)]
+def candidates(shape: Shape, what: str) -> list[MaybeTile]:
+    """Tiles for a pass, the table's own first."""
+    size, chs, ratio, stride = shape
+    find = tiles.backward_alternatives if what == "backward" else tiles.forward_alternatives
+    return [None, *find(chs, LightNLSpec(ratio, stride).compact_chs(chs), size**2)]
 
 
-def compile_all(shape: Shape, dtype: str) -> None:
-    forward, backward = candidates(shape) if dtype == "bfloat16" else ([None], [None])
-    for tile in forward:
-        block_errors(shape, dtype, tile, None)
-    for tile in backward[1:]:
-        block_errors(shape, dtype, None, tile)
+def tiles_of(shape: Shape, fastest: Fastest) -> tuple[MaybeTile, MaybeTile]:
+    return fastest.tile(shape, "forward"), fastest.tile(shape, "backward")
 
 
-def block_errors(shape: Shape, dtype: str, forward: tiles.Tile | None, backward: tiles.Tile | None) -> dict[str, float]:
+def compile_job(kind: str, shape: Shape, tile: MaybeTile) -> None:
+    """For the compilers' caches: a pass with a tile, the step by torch.compile, or what a check in a dtype needs."""
+    if kind == "step":
+        block, inputs = user_block(shape)
+        step_function(block, torch.compile(block))(inputs[0].requires_grad_())
+    elif kind in PASSES:
+        for dtype in (torch.bfloat16, torch.float32):  # of the weights: as timed, and as checked
+            run, inputs = prepare(shape, kind, 16, dtype)
+            run(inputs[0], tile)
+    else:
+        block_errors(shape, kind, None, None)
+
+
+def user_block(shape: Shape) -> tuple[Any, list[Tensor]]:
+    size, chs, ratio, stride = shape
+    block = random_block(chs, ratio, stride)
+    block.fused = False
+    return block, random_inputs(size, chs)
+
+
+def block_errors(shape: Shape, dtype: str, forward: MaybeTile, backward: MaybeTile) -> dict[str, float]:
     size, chs, ratio, stride = shape
     with table(forward, backward):
         poison()
@@ -112,22 +162,16 @@ def block_errors(shape: Shape, dtype: str, forward: tiles.Tile | None, backward:
         return errors(16, chs, size, size, ratio, stride, "channels_last", getattr(torch, dtype), "cuda")
 
 
-def check(shape: Shape, rows: Rows) -> None:
-    for dtype in BOUNDS:
-        found = block_errors(shape, dtype, None, None)
-        rows.add(shape, dtype=dtype, forward="chosen", backward="chosen", worst=max(found.values()), **found)
+def check(shape: Shape, rows: Rows, fastest: Fastest, dtype: str) -> None:
+    """The fastest tiles of training, and those of inference where they are others."""
+    forward, backward = tiles_of(shape, fastest)
+    for one in dict.fromkeys((forward, fastest.tile(shape, "inference"))):
+        found = block_errors(shape, dtype, one, backward)
+        names = {"forward": describe(one), "backward": describe(backward)}
+        rows.add(shape, dtype=dtype, **names, worst=max(found.values()), **found)
 
 
-def check_alternatives(shape: Shape, rows: Rows) -> None:
-    forward, backward = candidates(shape)
-    pairs = [(tile, None) for tile in forward[1:]] + [(None, tile) for tile in backward[1:]]
-    for one, other in pairs:
-        found = block_errors(shape, "bfloat16", one, other)
-        names = {"forward": describe(one), "backward": describe(other)}
-        rows.add(shape, dtype="bfloat16", **names, worst=max(found.values()), **found)
-
-
-def describe(tile: tiles.Tile | None) -> str:
+def describe(tile: MaybeTile) -> str:
     """What a tile says beyond its defaults."""
     if tile is None:
         return "chosen"
@@ -135,73 +179,71 @@ def describe(tile: tiles.Tile | None) -> str:
     return " ".join(f"{key}={value}" for key, value in asdict(tile).items() if value != default[key])
 
 
-def random_inputs(shape: Shape, batch: int) -> list[Tensor]:
-    """Fresh ones that together do not fit in the cache."""
-    size, chs = shape[:2]
-    count = max(4, int(CACHE / (batch * chs * size * size * 2)))
-    x = torch.randn(batch * count, chs, size, size, device="cuda", dtype=torch.bfloat16)
-    return list(x.to(memory_format=torch.channels_last).split(batch))
-
-
-def time_inference(shape: Shape, rows: Rows) -> None:
+def prepare(shape: Shape, what: str, batch: int, dtype: torch.dtype) -> tuple[Callable[..., Any], list[Any]]:
+    """A pass as a function of an input and a tile, and inputs for it; dtype: of the weights in inference."""
     size, chs, ratio, stride = shape
-    block = random_block(chs, ratio, stride).eval().bfloat16()
-    norm = (block.bn.weight, block.bn.bias, block.bn.running_mean, block.bn.running_var)
-    inputs = random_inputs(shape, BATCH)
-    floor = 4 * BATCH * chs * size * size / BANDWIDTH * 1e6
-    limit = 5 * floor if floor > 5 else 25.0
-
-    def run(x: Tensor, tile: tiles.Tile | None) -> Tensor:
-        return launch.inference(x, block.depthwise.weight, norm, block.compact_chs, stride, block.bn.eps, tile=tile)
-
-    with torch.no_grad():
-        for tile in candidates(shape)[0]:
-            us = graph_us(lambda x, tile=tile: run(x, tile), inputs)
-            rows.add(shape, what="inference", batch=BATCH, tile=describe(tile), us=us, limit_us=limit)
-
-
-def time_training(shape: Shape, rows: Rows) -> None:
-    _, chs, ratio, stride = shape
     block = random_block(chs, ratio, stride)
+    inputs: list[Any] = random_inputs(size, chs, batch)
+    if what == "inference":
+        block = block.eval().to(dtype)
     weight, gamma, beta, eps = block.depthwise.weight, block.bn.weight, block.bn.bias, block.bn.eps
     running = (block.bn.running_mean, block.bn.running_var, block.bn.num_batches_tracked)
-    inputs = random_inputs(shape, TRAINING_BATCH)
 
-    def forward(x: Tensor, tile: tiles.Tile | None) -> Any:
+    def inference(x: Tensor, tile: MaybeTile) -> Tensor:
+        return launch.inference(x, weight, (gamma, beta, *running[:2]), block.compact_chs, stride, eps, tile=tile)
+
+    def forward(x: Tensor, tile: MaybeTile) -> Any:
         return launch.training(x, weight, gamma, beta, block.compact_chs, stride, eps, running, 0.1, tile=tile)
 
-    with torch.no_grad():
-        for tile in candidates(shape)[0]:
-            if tile is not None and tile.spatial:
-                continue  # training has the channel order alone
-            us = graph_us(lambda x, tile=tile: forward(x, tile), inputs)
-            rows.add(shape, what="forward", batch=TRAINING_BATCH, tile=describe(tile), us=us, limit_us="")
-        saved = [(torch.randn_like(x), forward(x, None)[1]) for x in inputs]
-        for tile in candidates(shape)[1]:
-            us = graph_us(lambda s, tile=tile: launch.training_backward(*s, stride, eps, tile=tile), saved)
-            rows.add(shape, what="backward", batch=TRAINING_BATCH, tile=describe(tile), us=us, limit_us="")
+    def backward(saved: tuple[Tensor, launch.Saved], tile: MaybeTile) -> Any:
+        return launch.training_backward(*saved, stride, eps, tile=tile)
+
+    if what == "backward":
+        inputs = [(torch.randn_like(x), forward(x, None)[1]) for x in inputs]
+    return {"inference": inference, "forward": forward, "backward": backward}[what], inputs
 
 
-def time_steps(shape: Shape, rows: Rows) -> None:
-    """Forward and backward as a user runs them."""
-    _, chs, ratio, stride = shape
-    block = random_block(chs, ratio, stride).train()
-    inputs = [x.detach().requires_grad_() for x in random_inputs(shape, BATCH)]
-    us = {}
-    for name in ("plain", "fused"):
-        block.fused = name == "fused"
-        us[name] = eager_us(step_function(block, block), inputs)
-    rows.add(shape, batch=BATCH, plain_us=us["plain"], fused_us=us["fused"], times=us["plain"] / us["fused"])
+@torch.no_grad()
+def time_tiles(shape: Shape, what: str, rows: Rows, fastest: Fastest) -> None:
+    batch = PASSES[what]
+    limit = limit_us(*shape[:2]) if what == "inference" else ""
+    run, inputs = prepare(shape, what, batch, torch.bfloat16)
+    for tile in candidates(shape, what):
+        try:
+            us = graph_us(lambda value, tile=tile: run(value, tile), inputs)
+        except Exception as problem:  # one tile that does not compile must not cost the whole call
+            print("refused:", describe(tile), repr(problem)[:300])
+            us = nan
+        rows.add(shape, what=what, batch=batch, tile=describe(tile), us=us, limit_us=limit)
+        fastest.offer(shape, what, us, tile)
 
 
-def print_best(rows: Rows) -> None:
+def limit_us(size: int, chs: int) -> float:
+    floor = floor_us(size, chs)
+    return 5 * floor if floor > 5 else 25.0
+
+
+def time_user(shape: Shape, rows: Rows, fastest: Fastest) -> None:
+    block, inputs = user_block(shape)
+    with table(fastest.tile(shape, "inference")):
+        times = time_mode(block, inputs, "inference", ("plain", "fused"))
+    with table(*tiles_of(shape, fastest)):
+        times |= time_mode(block, inputs, "step", ("plain", "fused"))
+    rows.add(shape, batch=BATCH, limit_us=limit_us(*shape[:2]), **times)
+
+
+def time_compiled(shape: Shape, rows: Rows) -> None:
+    rows.add(shape, batch=BATCH, **time_mode(*user_block(shape), "step", ("compiled",)))
+
+
+def print_fastest(rows: Rows) -> None:
     """Where an alternative beats the chosen tile by more than 2 %."""
     chosen: dict[Any, dict[str, Any]] = {}
     best: dict[Any, dict[str, Any]] = {}
     for row in rows:
         key = (*list(row.values())[:4], row["what"])
         chosen.setdefault(key, row)
-        if row["us"] < best.get(key, row)["us"] or key not in best:
+        if row["us"] < best.setdefault(key, row)["us"]:
             best[key] = row
     print("map channels ratio stride what: chosen -> best (limit), tile")
     for key, row in best.items():
@@ -210,3 +252,22 @@ def print_best(rows: Rows) -> None:
             print(*key, f"{before:.1f} -> {row['us']:.1f} us ({row['limit_us']}) {row['tile']}")
         else:
             print(*key, f"{before:.1f} us ({row['limit_us']}): the chosen tile stays")
+
+
+def print_verdicts(rows: Rows) -> None:
+    """What is wanted: within the limit in a graph, 4 times plain as a user runs it, 1.5 in a graph; a step 3 times."""
+    print("map channels ratio stride: inference us in a graph (limit), times plain (4), in a graph (1.5); step (3)")
+    for row in rows:
+        ratios = {
+            name: row[f"{name.replace('fused', 'plain')}_us"] / row[f"{name}_us"]
+            for name in ("inference_fused", "inference_fused_graph", "step_fused")
+        }
+        wanted = dict(zip(ratios, (4, 1.5, 3), strict=True))
+        missed = [name for name, ratio in ratios.items() if ratio < wanted[name]]
+        missed += ["limit"] * (row["inference_fused_graph_us"] > row["limit_us"])
+        print(
+            *list(row.values())[:4],
+            f"{row['inference_fused_graph_us']:.1f} ({row['limit_us']})",
+            *(f"{ratio:.2f}" for ratio in ratios.values()),
+            f"missed: {', '.join(missed)}" if missed else "all met",
+        )

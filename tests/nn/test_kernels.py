@@ -33,12 +33,14 @@ BOUNDS = {"float32": 1e-5, "bfloat16": 5e-3, "float16": 5e-3}
 # several bands, blocks, parts of G, steps and ragged ends in maps this small
 INTERPRETED = [
     (2, 24, 9, 9, 0.25, 2, "channels_last", "float32", {"positions": 32, "step": 16, "bands": 2, "gram_parts": 1}),
-    (2, 20, 7, 9, 0.25, 1, "contiguous_format", "float32", {"bands": 2, "gram_parts": 3, "gram_positions": 16}),
+    (2, 20, 5, 9, 0.25, 1, "contiguous_format", "float32", {"bands": 2, "gram_parts": 3, "gram_positions": 16}),
     (2, 17, 4, 5, 0.125, 2, "channels_last", "float32", {}),
     (2, 8, 1, 3, 0.25, 3, "contiguous_format", "float32", {"bands": 2, "gram_parts": 1, "spatial": True}),
-    (2, 70, 4, 4, 0.5, 1, "channels_last", "float32", {"spatial": True}),
+    (2, 36, 4, 4, 0.5, 1, "channels_last", "float32", {"spatial": True}),
     (2, 17, 3, 5, 0.25, 2, "contiguous_format", "float16", {"spatial": True}),
     (2, 17, 4, 5, 0.125, 2, "channels_last", "float16", {"positions": 32, "step": 16}),
+    (2, 24, 5, 6, 0.25, 2, "channels_last", "float32", {"gathered": True, "bands": 2, "gram_parts": 1}),
+    (2, 20, 4, 5, 0.5, 1, "contiguous_format", "float16", {"gathered": True}),
 ]
 
 
@@ -311,11 +313,17 @@ def test_every_kernel_compiles_for_a_gpu_that_is_not_here(dtype: str, monkeypatc
         block = random_block(chs, 0.25, stride)
         weight, gamma, beta, *running = (block.depthwise.weight, block.bn.weight, block.bn.bias, *block.bn.buffers())
         x = torch.zeros(2, chs, size, size, dtype=getattr(torch, dtype)).to(memory_format=torch.channels_last)
-        found = [None, *(tiles.forward_alternatives(chs, size * size) if dtype != "float32" else [])]
-        for tile in found:
-            launch.inference(x, weight, (gamma, beta, *running[:2]), block.compact_chs, stride, 1e-5, run, tile)
-        _, saved = launch.training(x, weight, gamma, beta, block.compact_chs, stride, 1e-5, tuple(running), 0.1, run)
-        for tile in (None, *(tiles.backward_alternatives(chs, size * size) if dtype != "float32" else [])):
+        sizes = (chs, block.compact_chs, size**2)
+        forward, backward = tiles.forward_alternatives(*sizes), tiles.backward_alternatives(*sizes)
+        if dtype == "float32":
+            forward = backward = []
+        norm = (gamma, beta, *running[:2])
+        for tile in (None, *forward):
+            launch.inference(x, weight, norm, block.compact_chs, stride, 1e-5, run, tile)
+            _, saved = launch.training(
+                x, weight, gamma, beta, block.compact_chs, stride, 1e-5, tuple(running), 0.1, run, tile
+            )
+        for tile in (None, *backward):
             launch.training_backward(x, saved, stride, 1e-5, run, tile)
 
 

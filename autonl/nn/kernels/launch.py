@@ -14,6 +14,7 @@ from torch import Tensor
 
 from autonl.nn.kernels.backward import depthwise_backward, input_backward, norm_backward_sums, sum_rows
 from autonl.nn.kernels.forward import batch_statistics, gram_kernel, lightnl_forward, normalise_add, spatial_forward
+from autonl.nn.kernels.gathered import gathered_backward, gathered_forward, gathered_input_backward
 from autonl.nn.kernels.passes import Buffers, Launch, Plan, Run, carry_out, run_again, run_traced
 from autonl.nn.kernels.tiles import (
     Tile,
@@ -22,6 +23,7 @@ from autonl.nn.kernels.tiles import (
     forward_tile,
     input_backward_tile,
     pass_tile,
+    power_of_two,
 )
 
 ROWS_BELOW = 2  # the end of range(-1, 2) over the rows of a 3x3 kernel, handed over at run time
@@ -60,6 +62,11 @@ class Problem(NamedTuple):
     def product_constants(self, tile: Tile) -> dict[str, Any]:
         """For kernels with products of compact channels."""
         return self.constants(tile) | {"COMPACT": self.compact_chs, "RP": compact_width(self.compact_chs)}
+
+    def gathered_constants(self, tile: Tile) -> dict[str, Any]:
+        """For kernels with products of the compact channels around a position."""
+        few = {"RP": power_of_two(self.compact_chs, 8, 128), "WIDE": compact_width(self.compact_chs)}
+        return self.product_constants(tile) | few
 
 
 def problem_of(x: Tensor, compact_chs: int, stride: int, eps: float) -> Problem:
@@ -103,7 +110,7 @@ class Forward(NamedTuple):
 def forward_launches(problem: Problem, training: bool, tile: Tile | None) -> Forward:
     images, chs, height, width, *_ = problem
     positions, samples = problem.positions, problem.samples
-    tile = tile or forward_tile(chs, positions, problem.dtype, training)
+    tile = tile or forward_tile(chs, problem.compact_chs, positions, problem.dtype, training)
     blocks = -(-chs // tile.channels)
     constants = problem.product_constants(tile) | {"STRIDE": problem.stride, "STEP": tile.step or tile.positions}
     scratch_dtype = product_dtype(problem.dtype)
@@ -129,6 +136,13 @@ def forward_launches(problem: Problem, training: bool, tile: Tile | None) -> For
         buffers["gram_parts"] = ((images, parts, problem.compact_chs, chs), torch.float32)
     bands, band, halo = banded(positions, width, tile)
     norm, moments = ("- - - -", "gram moments") if training else ("gamma beta mean variance", "- -")
+    if tile.gathered:
+        tensors = f"x out weight {norm} {'gram_parts' if parts else '-'} {moments}"
+        scalars = (height, width, samples, band, problem.eps)
+        constants = problem.gathered_constants(tile) | {"STRIDE": problem.stride}
+        constants |= {"TRAINING": training, "GRAM_PARTS": parts}
+        launches.append(Launch(gathered_forward, tensors, (blocks, bands, images), scalars, constants, tile))
+        return Forward(launches, buffers, bands, band)
     launches.append(
         Launch(
             lightnl_forward,
@@ -233,28 +247,47 @@ def backward_plan(problem: Problem, tile: Tile | None, input_tile: Tile | None, 
     chunks *= long_images
     sum_chunks = sum_launch("partial_sums sums", chunks, 3 * chs, 3 * chs)
 
-    tile = tile or depthwise_backward_tile(chs, positions, problem.dtype)
+    tile = tile or depthwise_backward_tile(chs, problem.compact_chs, positions, problem.dtype)
+    input_tile = input_tile or input_backward_tile(chs, positions, problem.dtype)
     blocks = -(-chs // tile.channels)
     bands, band, halo = banded(positions, width, tile)
-    depthwise = Launch(
-        depthwise_backward,
-        "dz u x gram weight gamma statistics sums dx d_gram d_taps scratch",  # dy lies where dx will
-        (blocks, bands, images),
-        (height, width, band, halo, images * positions, problem.eps, ROWS_BELOW),
-        problem.product_constants(tile) | {"STEP": tile.step or tile.positions},
-        tile,
-    )
-    input_tile = input_tile or input_backward_tile(chs, positions, problem.dtype)
-    grid = (-(-positions // input_tile.positions), images, 1)
-    constants = problem.product_constants(input_tile) | {"STRIDE": problem.stride}
-    inputs = Launch(input_backward, "dz x gram d_gram dx", grid, (height, width, bands), constants, input_tile)
-    sum_taps = sum_launch("d_taps d_weight", images * bands, 9 * chs, chs)  # (9, C) -> (C, 1, 3, 3)
     buffers: Buffers = {
         "partial_sums": ((chunks, 3, chs), torch.float32),
         "d_gram": ((images, bands, problem.compact_chs, chs), torch.float32),
         "d_taps": ((images * bands, 9, chs), torch.float32),
-        "scratch": ((images * bands * blocks, 2 * band + 2 * halo + 9, tile.channels), product_dtype(problem.dtype)),
     }
+    if tile.gathered:
+        buffers["du"] = ((images, positions, chs), product_dtype(problem.dtype))
+        buffers["taps"] = ((9, chs), product_dtype(problem.dtype))
+        buffers["steepness"] = ((chs,), torch.float32)
+        depthwise = Launch(
+            gathered_backward,
+            "dz u x gram weight gamma statistics sums du taps steepness d_gram d_taps",
+            (blocks, bands, images),
+            (height, width, band, images * positions, problem.eps),
+            problem.gathered_constants(tile),
+            tile,
+        )
+        whole = replace(tile, channels=power_of_two(chs, 16, 1024))
+        constants = problem.constants(whole) | {"COMPACT": problem.compact_chs, "STRIDE": problem.stride}
+        scalars = (height, width, bands, band, ROWS_BELOW)
+        tensors = "dz x gram d_gram du taps steepness dx"
+        inputs = Launch(gathered_input_backward, tensors, (1, bands, images), scalars, constants, whole)
+    else:
+        shape = (images * bands * blocks, 2 * band + 2 * halo + 9, tile.channels)
+        buffers["scratch"] = (shape, product_dtype(problem.dtype))
+        depthwise = Launch(
+            depthwise_backward,
+            "dz u x gram weight gamma statistics sums dx d_gram d_taps scratch",  # dy lies where dx will
+            (blocks, bands, images),
+            (height, width, band, halo, images * positions, problem.eps, ROWS_BELOW),
+            problem.product_constants(tile) | {"STEP": tile.step or tile.positions},
+            tile,
+        )
+        grid = (-(-positions // input_tile.positions), images, 1)
+        constants = problem.product_constants(input_tile) | {"STRIDE": problem.stride}
+        inputs = Launch(input_backward, "dz x gram d_gram dx", grid, (height, width, bands), constants, input_tile)
+    sum_taps = sum_launch("d_taps d_weight", images * bands, 9 * chs, chs)  # (9, C) -> (C, 1, 3, 3)
     outside = "x dz u gram statistics weight gamma dx d_weight sums"
     return Plan(outside, buffers, [sums, sum_chunks, depthwise, inputs, sum_taps])
 

@@ -22,6 +22,7 @@ class Tile:
     gram_positions: int = 128  # a step of that kernel
     gram_stages: int = 3
     spatial: bool = False  # inference on a map of one step: the affinity between positions instead of G
+    gathered: bool = False  # the kernels of `gathered`
 
 
 def power_of_two(value: int, low: int, high: int) -> int:
@@ -33,7 +34,13 @@ def compact_width(compact_chs: int) -> int:
     return power_of_two(compact_chs, 16, 128)
 
 
-def forward_tile(chs: int, positions: int, dtype: torch.dtype, training: bool) -> Tile:
+def gathered_fits(chs: int, compact_chs: int, positions: int) -> bool:
+    """Where the kernels of `gathered` are worth a try, with 16-bit inputs: eight neighbours' compact channels are 128
+    columns of a product at most, all channels are one block, and positions have an exact row (`place_of`)."""
+    return compact_chs <= 16 and chs <= 64 and 256 < positions < 2**20
+
+
+def forward_tile(chs: int, compact_chs: int, positions: int, dtype: torch.dtype, training: bool) -> Tile:
     """Chosen at batch 256 for inference, 512 for training."""
     if dtype == torch.float32:  # products without matrix units: small tiles, or the registers spill
         return Tile(positions=32, channels=power_of_two(chs, 16, 32), warps=4)
@@ -48,7 +55,7 @@ def forward_tile(chs: int, positions: int, dtype: torch.dtype, training: bool) -
     return replace(large, gram_parts=2, gram_positions=256)
 
 
-def depthwise_backward_tile(chs: int, positions: int, dtype: torch.dtype) -> Tile:
+def depthwise_backward_tile(chs: int, compact_chs: int, positions: int, dtype: torch.dtype) -> Tile:
     """Chosen at batch 512."""
     if dtype == torch.float32:
         return Tile(positions=16, channels=power_of_two(chs, 16, 32), warps=4)
@@ -73,24 +80,32 @@ def pass_tile(chs: int, positions: int) -> Tile:
     return Tile(positions=power_of_two(positions, 16, 4096 // channels), channels=channels, warps=4)
 
 
-def forward_alternatives(chs: int, positions: int) -> list[Tile]:
+def forward_alternatives(chs: int, compact_chs: int, positions: int) -> list[Tile]:
     """Tiles for 16-bit inputs that may beat `forward_tile`: `benchmarks.lightnl --settle` times them.
 
-    What lost on an H200 by more than a tenth is not here any more: steps of 16 and 32 or of twice the tile on all but
-    the smallest maps, 8 warps, wide blocks of channels, more than one band where G is not shared.
+    What lost on an H200 is not here any more: 8 warps, wide blocks of channels, other steps, bands and stages of the
+    kernels that are not `gathered`.
     """
-    chosen = forward_tile(chs, positions, torch.bfloat16, training=False)
-    if positions <= 64:
-        return [replace(chosen, step=16), replace(chosen, spatial=False, step=16), replace(chosen, spatial=False)]
-    if positions <= 256:
-        return [replace(chosen, stages=3)]
+    if not gathered_fits(chs, compact_chs, positions):
+        return []
+    one = Tile(64, power_of_two(chs, 16, 64), warps=4, bands=2, stages=2, gathered=True)
+    whole = replace(one, positions=128, warps=8, bands=1)  # an image a program, G in it
     if positions <= 1024:
-        return [replace(chosen, gram_parts=1), replace(chosen, stages=4)]
-    found = [replace(chosen, positions=size, bands=bands) for size in (64, 128) for bands in (5, 7, 10)]
-    return [*found, replace(chosen, gram_stages=2), replace(chosen, stages=2)]
+        shared = replace(one, bands=4, gram_parts=2, gram_positions=64)
+        narrow = replace(one, channels=32)  # 119 registers a thread in training, not 195
+        return [one, whole, shared, replace(one, bands=3), narrow, replace(narrow, bands=1)]
+    shared = replace(one, bands=4, gram_parts=2, gram_positions=256)
+    wide = replace(shared, positions=128)
+    others = [replace(shared, bands=2), replace(shared, bands=7), replace(shared, stages=3), replace(wide, stages=3)]
+    return [shared, wide, whole, *others]
 
 
-def backward_alternatives(chs: int, positions: int) -> list[Tile]:
-    """The same for `depthwise_backward_tile`."""
-    chosen = depthwise_backward_tile(chs, positions, torch.bfloat16)
-    return [replace(chosen, stages=2), replace(chosen, step=0 if chosen.step else 32)]
+def backward_alternatives(chs: int, compact_chs: int, positions: int) -> list[Tile]:
+    """The same for `depthwise_backward_tile`. Blocks of 64 channels take 245 registers a thread of 4 warps."""
+    if not gathered_fits(chs, compact_chs, positions):
+        return []
+    one = Tile(64, power_of_two(chs, 16, 32), warps=4, bands=2, stages=2, gathered=True)
+    found = [one, replace(one, positions=32), replace(one, stages=1)]
+    if positions <= 1024:
+        return [*found, replace(one, bands=1), replace(one, channels=16), replace(one, channels=64, warps=8)]
+    return [*found, replace(one, bands=4), replace(one, warps=8)]

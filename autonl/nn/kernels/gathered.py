@@ -1,0 +1,324 @@
+# ruff: noqa: N803, N806, SIM102 - Triton writes what is known when a kernel is compiled in capitals
+"""LightNL with the depthwise kernel inside the product, in Triton: for few compact channels on large maps.
+
+u[p] = sum_t w[t] y[p + t] and y = x_c G, so u = X W with the compact channels of all nine positions around p side by
+side, X (H W, 9 Cr), and W[(t, r), c] = w[t, c] G[r, c]: two products a tile, of the eight neighbours and of the centre,
+and neither y nor du has to be kept where neighbours can see it. Backward the same X gives everything but dx:
+
+    A       = X^T du                     (9 Cr, C) an image
+    dG      = sum_t w[t] A[t],   dw[t] = sum_r G[r] A[t, r], summed over the images
+
+In comments P, CB and RP are a tile's positions, channels and compact channels (8 or more), and WIDE is RP, but 16 at
+least: no product is narrower.
+"""
+
+import triton
+import triton.language as tl
+
+from autonl.nn.kernels.forward import gram_matrix
+from autonl.nn.kernels.pieces import (
+    compact_tile,
+    folded_norm,
+    gram_block,
+    half_range,
+    narrow,
+    offsets,
+    this_program,
+)
+
+
+@triton.jit
+def around(
+    x, position, there, height, width,
+    CHS: tl.constexpr, COMPACT: tl.constexpr, CHANNELS_LAST: tl.constexpr, P: tl.constexpr, RP: tl.constexpr,
+):  # fmt: skip
+    """The compact channels of the eight positions around each position, row by row: (P,) -> (P, 8 RP), zero outside
+    the map and where not `there` (P,). Whole 16-byte loads, as in compact_tile."""
+    LIMIT: tl.constexpr = min(CHS, (COMPACT + 7) // 8 * 8)
+    compact = tl.arange(0, RP)[None, None, :]
+    tap = side_taps()
+    down = (tap // 3 - 1)[None, :]
+    right = (tap % 3 - 1)[None, :]
+    row, col = place_of(position, width)
+    inside = there[:, None] & within(row[:, None] + down, height) & within(col[:, None] + right, width)
+    near = (position[:, None] + down * width + right)[:, :, None]  # (P, 8, 1)
+    place = near * CHS + compact if CHANNELS_LAST else near + compact * (height * width)
+    found = tl.load(x + place, mask=inside[:, :, None] & (compact < LIMIT), other=0.0)  # (P, 8, RP)
+    return tl.reshape(found, (P, 8 * RP))
+
+
+@triton.jit
+def place_of(position, width):
+    """Row and column of positions below 2**20: there a float quotient, with an error of a few units in its last place,
+    never reaches the next row. A division of integers takes three times as many instructions."""
+    row = ((position.to(tl.float32) + 0.5) * (1.0 / width)).to(tl.int32)
+    return row, position - row * width
+
+
+@triton.jit
+def within(index, size):
+    """0 <= index < size, in one comparison."""
+    return index.to(tl.uint32, bitcast=True) < size
+
+
+@triton.jit
+def side_taps():
+    """The numbers of a 3x3 kernel's taps but the centre, which is 4: (8,)."""
+    tap = tl.arange(0, 8)
+    return tap + (tap >= 4).to(tl.int32)
+
+
+@triton.jit
+def load_taps(weight, channel, CHS: tl.constexpr):
+    """Depthwise kernels (C, 1, 3, 3) of a block of channels, float32: the sides (8, CB) and the centre (CB,)."""
+    real = channel < CHS
+    sides = tl.load(weight + channel[None, :] * 9 + side_taps()[:, None], mask=real[None, :], other=0.0)
+    return sides.to(tl.float32), tl.load(weight + channel * 9 + 4, mask=real, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def two_products(a, b, factor, c, d, other_factor):
+    """factor a b + other_factor c d in float32; the factors, as `narrow` makes them, are 1 but for float16."""
+    total = tl.dot(a, b, input_precision="ieee")
+    if a.dtype == tl.float16:
+        return total * factor + tl.dot(c, d, input_precision="ieee") * other_factor
+    else:
+        return tl.dot(c, d, total, input_precision="ieee")
+
+
+@triton.jit
+def without_padding(matrix, RP: tl.constexpr, WIDE: tl.constexpr, CB: tl.constexpr):
+    """(WIDE, CB) -> (RP, CB): rows from RP on are zero."""
+    if RP == WIDE:
+        return matrix
+    else:
+        return tl.sum(tl.reshape(matrix, (WIDE // RP, RP, CB)), axis=0)
+
+
+@triton.jit
+def gathered_forward(
+    x,  # (N, C, H, W) in either memory format
+    out,  # like x: z for inference, u for training
+    weight,  # (C, 1, 3, 3)
+    gamma, beta, mean, variance,  # (C,) inference only
+    gram_parts,  # (N, GRAM_PARTS, Cr, C) float32: their sum is G; where there are none, G is made here
+    gram_out,  # (N, Cr, C) float32, training only: G
+    moments,  # (N bands, 2, C) float32, training only: a band's mean of u, and sum of squared differences from it
+    height, width,
+    samples,
+    band,  # positions a program makes
+    eps,
+    CHS: tl.constexpr, COMPACT: tl.constexpr, STRIDE: tl.constexpr, CHANNELS_LAST: tl.constexpr,
+    TRAINING: tl.constexpr, GRAM_PARTS: tl.constexpr,
+    P: tl.constexpr, CB: tl.constexpr, RP: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    positions = height * width
+    image, begin, end, channel, entry = this_program(positions, band, CB)
+    real = channel < CHS
+    compact, matrix, both = gram_block(channel, CHS, COMPACT, WIDE)
+    x += image * positions * CHS
+    out += image * positions * CHS
+    if GRAM_PARTS == 0:
+        gram = gram_matrix(
+            x, channel, compact, 0, samples, height, width, CHS, COMPACT, STRIDE, CHANNELS_LAST, P, CB, WIDE
+        )  # fmt: skip
+    else:
+        gram = tl.zeros((WIDE, CB), dtype=tl.float32)
+        for part in tl.static_range(GRAM_PARTS):
+            pointer = gram_parts + (image * GRAM_PARTS + part) * (COMPACT * CHS) + matrix
+            gram += tl.load(pointer, mask=both, other=0.0)
+    if TRAINING:
+        if tl.program_id(1) == 0:
+            tl.store(gram_out + image * (COMPACT * CHS) + matrix, gram, mask=both)
+
+    sides, centre = load_taps(weight, channel, CHS)  # (8, CB), (CB,)
+    if not TRAINING:
+        inverse, shift = folded_norm(gamma, beta, mean, variance, channel, eps, CHS)
+        sides *= inverse[None, :]
+        centre *= inverse
+    few = without_padding(gram, RP, WIDE, CB)
+    outer, factor = narrow(tl.reshape(sides[:, None, :] * few[None, :, :], (8 * RP, CB)), x.dtype.element_ty)
+    inner, inner_factor = narrow(gram * centre[None, :], x.dtype.element_ty)  # (WIDE, CB)
+
+    if TRAINING:
+        # sums of (u - pivot) and its square, a position of the tile each: summed over the tile only once, below.
+        # The pivot, u in the middle of the band, keeps a mean far from zero from swamping the variance.
+        plain_sum = tl.zeros((P, CB), dtype=tl.float32)
+        square_sum = tl.zeros((P, CB), dtype=tl.float32)
+        middle = (begin + end) // 2 + tl.arange(0, 1)
+        sample = around(x, middle, middle < end, height, width, CHS, COMPACT, CHANNELS_LAST, 1, RP)  # (1, 8 RP)
+        centre_sample = compact_tile(x, middle, compact, middle < end, positions, CHS, COMPACT, CHANNELS_LAST)
+        pivot = tl.sum(tl.trans(sample).to(tl.float32) * outer.to(tl.float32), axis=0) * factor
+        pivot += tl.sum(tl.trans(centre_sample).to(tl.float32) * inner.to(tl.float32), axis=0) * inner_factor
+    for start in range(begin, end, P):
+        position = start + tl.arange(0, P)
+        there = position < end
+        beside = around(x, position, there, height, width, CHS, COMPACT, CHANNELS_LAST, P, RP)  # (P, 8 RP)
+        itself = compact_tile(x, position, compact, there, positions, CHS, COMPACT, CHANNELS_LAST)  # (P, WIDE)
+        # (P, 8 RP) (8 RP, CB) + (P, WIDE) (WIDE, CB) -> (P, CB)
+        u = two_products(beside, outer, factor, itself, inner, inner_factor)
+        here = there[:, None] & real[None, :]
+        place = offsets(position, channel, positions, CHS, CHANNELS_LAST)
+        if TRAINING:
+            away = tl.where(here, u - pivot[None, :], 0.0)
+            plain_sum += away
+            square_sum += away * away
+            tl.store(out + place, u.to(out.dtype.element_ty), mask=here)
+        else:
+            z = tl.load(x + place, mask=here, other=0.0).to(tl.float32) + u + shift[None, :]
+            tl.store(out + place, z.to(out.dtype.element_ty), mask=here)
+    if TRAINING:
+        total = tl.sum(plain_sum, axis=0)  # (CB,)
+        centred = tl.sum(square_sum, axis=0) - total * total / (end - begin)
+        moments += entry * (2 * CHS) + channel
+        tl.store(moments, pivot + total / (end - begin), mask=real)
+        tl.store(moments + CHS, tl.maximum(centred, 0.0), mask=real)
+
+
+@triton.jit
+def gathered_backward(
+    dz, u, x,  # (N, C, H, W) in either memory format
+    gram,  # (N, Cr, C) float32
+    weight,  # (C, 1, 3, 3)
+    gamma,  # (C,)
+    statistics,  # (2, C) float32: mean and biased variance
+    sums,  # (3, C) float32: d_beta, d_gamma, sum of dz^2
+    du,  # (N, H W, C), float16 where x has 16 bits: du / steep
+    taps,  # (9, C) like du: the depthwise kernels, the last tap first, divided by their largest weight
+    steepness,  # (C,) float32: steep times the largest weight, so that dy = steepness DepthwiseConv3x3(du; taps)
+    d_gram,  # (N, bands, Cr, C) float32: a band's x_c^T dy
+    d_taps,  # (N, bands, 9, C) float32: a band's dw
+    height, width,
+    band,  # positions a program makes
+    count,  # N H W
+    eps,
+    CHS: tl.constexpr, COMPACT: tl.constexpr, CHANNELS_LAST: tl.constexpr,
+    P: tl.constexpr, CB: tl.constexpr, RP: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """From dz to du, dw and dG, for one block of channels of a band of an image."""
+    positions = height * width
+    image, begin, end, channel, entry = this_program(positions, band, CB)
+    real = channel < CHS
+    compact, matrix, both = gram_block(channel, CHS, COMPACT, WIDE)
+    dz += image * positions * CHS
+    u += image * positions * CHS
+    x += image * positions * CHS
+    du += image * positions * CHS
+
+    inverse = tl.rsqrt(tl.load(statistics + CHS + channel, mask=real, other=1.0) + eps)
+    size = tl.sqrt(tl.load(sums + 2 * CHS + channel, mask=real, other=0.0) / count)  # rms of dz
+    size = tl.where(size > 0, size, 1.0)
+    # du / steep = dz / size - drift u - level: in units of dz's own size it suits float16
+    drift = inverse * tl.load(sums + CHS + channel, mask=real, other=0.0) / count / size
+    level = tl.load(sums + channel, mask=real, other=0.0) / count / size
+    level -= drift * tl.load(statistics + channel, mask=real, other=0.0)
+    steep = tl.load(gamma + channel, mask=real, other=0.0).to(tl.float32) * inverse * size
+    unit = 1 / size
+    beside_sum = tl.zeros((8 * RP, CB), dtype=tl.float32)
+    itself_sum = tl.zeros((WIDE, CB), dtype=tl.float32)
+    for start in range(begin, end, P):
+        position = start + tl.arange(0, P)
+        there = position < end
+        inside = there[:, None] & real[None, :]
+        place = offsets(position, channel, positions, CHS, CHANNELS_LAST)
+        slope = tl.load(dz + place, mask=inside, other=0.0).to(tl.float32) * unit[None, :]
+        slope -= tl.load(u + place, mask=inside, other=0.0).to(tl.float32) * drift[None, :] + level[None, :]
+        own_place = position[:, None] * CHS + channel[None, :]
+        tl.store(du + own_place, half_range(slope, 7000.0, du.dtype.element_ty), mask=inside)
+        slope = half_range(slope, 7000.0, x.dtype.element_ty)
+        # where not `there`, these two are zero
+        beside = around(x, position, there, height, width, CHS, COMPACT, CHANNELS_LAST, P, RP)  # (P, 8 RP)
+        itself = compact_tile(x, position, compact, there, positions, CHS, COMPACT, CHANNELS_LAST)  # (P, WIDE)
+        beside_sum = tl.dot(tl.trans(beside), slope, beside_sum, input_precision="ieee")  # (8 RP, P) (P, CB)
+        itself_sum = tl.dot(tl.trans(itself), slope, itself_sum, input_precision="ieee")  # (WIDE, P) (P, CB)
+
+    sides, centre = load_taps(weight, channel, CHS)  # (8, CB), (CB,)
+    image_gram = tl.load(gram + image * (COMPACT * CHS) + matrix, mask=both, other=0.0)  # (WIDE, CB)
+    d_taps += entry * (9 * CHS)
+    tl.store(d_taps + 4 * CHS + channel, tl.sum(itself_sum * image_gram, axis=0) * steep, mask=real)
+    few = without_padding(image_gram, RP, WIDE, CB)
+    by_tap = tl.reshape(beside_sum, (8, RP, CB))
+    d_sides = tl.sum(by_tap * few[None, :, :], axis=1) * steep[None, :]  # (8, CB)
+    tl.store(d_taps + side_taps()[:, None] * CHS + channel[None, :], d_sides, mask=real[None, :])
+    dg = without_padding(itself_sum * centre[None, :], RP, WIDE, CB) + tl.sum(by_tap * sides[:, None, :], axis=0)
+    _, small_matrix, small_both = gram_block(channel, CHS, COMPACT, RP)
+    tl.store(d_gram + entry * (COMPACT * CHS) + small_matrix, dg * steep[None, :], mask=small_both)
+
+    if entry == 0:  # what the next kernel needs of every channel
+        tap = tl.arange(0, 16)[:, None]
+        kernel = tl.load(weight + channel[None, :] * 9 + tap, mask=(tap < 9) & real[None, :], other=0.0).to(tl.float32)
+        largest = tl.max(tl.abs(kernel), axis=0)
+        largest = tl.where(largest > 0, largest, 1.0)
+        pointer = taps + (8 - tap) * CHS + channel[None, :]
+        tl.store(pointer, (kernel / largest[None, :]).to(taps.dtype.element_ty), mask=(tap < 9) & real[None, :])
+        tl.store(steepness + channel, largest * steep, mask=real)
+
+
+@triton.jit
+def depthwise_of_map(
+    source, taps, position, channel, height, width, rows_below, CHS: tl.constexpr, P: tl.constexpr, CB: tl.constexpr
+):  # fmt: skip
+    """DepthwiseConv3x3 of a map (H W, C) at a tile: (P, CB) in the map's dtype."""
+    row, col = place_of(position, width)
+    real = (channel < CHS)[None, :]
+    there = position < height * width
+    at_left = there & (col > 0)
+    at_right = there & (col < width - 1)
+    total = tl.zeros((P, CB), dtype=source.dtype.element_ty)
+    for down in range(-1, rows_below):
+        on_map = within(row + down, height)
+        pointer = source + (position + down * width)[:, None] * CHS + channel[None, :]
+        line = taps + (down + 1) * (3 * CHS) + channel[None, :]
+        left = tl.load(pointer - CHS, mask=(at_left & on_map)[:, None] & real, other=0.0)
+        middle = tl.load(pointer, mask=(there & on_map)[:, None] & real, other=0.0)
+        right = tl.load(pointer + CHS, mask=(at_right & on_map)[:, None] & real, other=0.0)
+        total += left * tl.load(line, mask=real, other=0.0)
+        total += middle * tl.load(line + CHS, mask=real, other=0.0)
+        total += right * tl.load(line + 2 * CHS, mask=real, other=0.0)
+    return total
+
+
+@triton.jit
+def gathered_input_backward(
+    dz, x,  # (N, C, H, W) in either memory format
+    gram,  # (N, Cr, C) float32
+    d_gram,  # (N, parts, Cr, C) float32: their sum is x_c^T dy
+    du, taps, steepness,  # as gathered_backward leaves them
+    dx,  # like x
+    height, width, parts,
+    band,  # positions a program makes
+    rows_below,  # 2: a run-time bound keeps the loop over the kernel's rows rolled
+    CHS: tl.constexpr, COMPACT: tl.constexpr, STRIDE: tl.constexpr, CHANNELS_LAST: tl.constexpr,
+    P: tl.constexpr, CB: tl.constexpr,
+):  # fmt: skip
+    """From du and dG to dx, for a band of an image and all channels, which are one block.
+
+    With G and dG padded to (C, C), dx = dz + dy G^T + x_s (dG + dG^T): no product of the compact channels alone.
+    """
+    positions = height * width
+    image, begin, end, channel, _ = this_program(positions, band, CB)
+    dz += image * positions * CHS
+    x += image * positions * CHS
+    du += image * positions * CHS
+    dx += image * positions * CHS
+    real = (channel < CHS)[None, :]
+    _, matrix, both = gram_block(channel, CHS, COMPACT, CB)  # (CB, CB)
+    total = tl.zeros((CB, CB), dtype=tl.float32)
+    for part in range(0, parts):
+        total += tl.load(d_gram + (image * parts + part) * (COMPACT * CHS) + matrix, mask=both, other=0.0)
+    slopes, slope_factor = narrow((total + tl.trans(total)) / positions, x.dtype.element_ty)
+    image_gram = tl.load(gram + image * (COMPACT * CHS) + matrix, mask=both, other=0.0)
+    factors, factor = narrow(tl.trans(image_gram), x.dtype.element_ty)
+    steep = tl.load(steepness + channel[None, :], mask=real, other=0.0)
+    for start in range(begin, end, P):
+        position = start + tl.arange(0, P)
+        here = (position < end)[:, None] & real
+        row, col = place_of(position, width)
+        sampled = (row % STRIDE == 0) & (col % STRIDE == 0)
+        dy = depthwise_of_map(du, taps, position, channel, height, width, rows_below, CHS, P, CB).to(tl.float32)
+        dy = (dy * steep).to(x.dtype.element_ty)  # (P, CB)
+        place = offsets(position, channel, positions, CHS, CHANNELS_LAST)
+        x_s = tl.load(x + place, mask=sampled[:, None] & here, other=0.0)  # (P, CB)
+        branch = two_products(dy, factors, factor, x_s, slopes, slope_factor)  # (P, CB) (CB, CB) -> (P, CB)
+        skip = tl.load(dz + place, mask=here, other=0.0).to(tl.float32)
+        tl.store(dx + place, (skip + branch).to(dx.dtype.element_ty), mask=here)
