@@ -251,6 +251,21 @@ def test_kernels_get_the_addresses_of_tensors_and_of_disjoint_buffers(compiled: 
 
 
 @NEEDS_TRITON
+@pytest.mark.parametrize(("scratch", "direct"), [(0, True), (128, False)])
+def test_a_known_launcher_is_called_in_c(scratch: int, direct: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Triton 3.6's CudaLauncher calls it, where it would allocate nothing."""
+    from autonl.nn.kernels import passes
+
+    monkeypatch.setattr(passes, "LAUNCHER_IN_C", True)
+    launcher = SimpleNamespace(
+        launch="C", global_scratch_size=scratch, profile_scratch_size=0, launch_cooperative_grid=False, launch_pdl=True
+    )
+    kernel = SimpleNamespace(run=launcher, function="function", packed_metadata="metadata")
+    in_c = ("C", ("function", False, True, None, None, "metadata", None, None, None))
+    assert passes.starter(kernel) == (in_c if direct else (launcher, ("function", "metadata", None, None, None)))
+
+
+@NEEDS_TRITON
 def test_hooks_of_triton_see_every_launch(compiled: list[Compiled]) -> None:
     from triton import knobs
 

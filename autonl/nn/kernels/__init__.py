@@ -48,7 +48,7 @@ def supported(x: Tensor, depthwise: nn.Module, bn: nn.Module, compact_chs: int) 
         return False
     if not (x.is_contiguous() or x.is_contiguous(memory_format=torch.channels_last)):
         return False
-    if not torch.compiler.is_compiling() and x.device.index != torch.cuda.current_device():
+    if not torch.compiler.is_compiling() and x.get_device() != torch.cuda.current_device():
         return False  # Triton launches on the current device
     if not has_bfloat16(x.device):
         return False

@@ -68,17 +68,44 @@ def norm_backward_sums(
 
 
 @triton.jit
-def sum_rows(matrix, out, rows, columns, inner, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """(rows, columns) -> (columns,); seen as (columns / inner, inner), the sums come out transposed."""
-    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    real = column < columns
+def column_sums(matrix, column, rows, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Of a matrix (rows, WIDTH), of which a program takes COLUMNS columns: (COLUMNS,)."""
     total = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
     for start in range(0, rows, ROWS):
         row = start + tl.arange(0, ROWS)
-        pointer = matrix + row[:, None].to(tl.int64) * columns + column[None, :]
-        total += tl.load(pointer, mask=(row < rows)[:, None] & real[None, :], other=0.0)
-    place = (column % inner) * (columns // inner) + column // inner
-    tl.store(out + place, tl.sum(total, axis=0).to(out.dtype.element_ty), mask=real)
+        pointer = matrix + row[:, None].to(tl.int64) * WIDTH + column[None, :]
+        total += tl.load(pointer, mask=(row < rows)[:, None] & (column < WIDTH)[None, :], other=0.0)
+    return tl.sum(total, axis=0)
+
+
+@triton.jit
+def sum_taps(
+    d_taps,  # (rows, 9, C) float32
+    d_weight,  # (C, 1, 3, 3)
+    rows,
+    CHS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    real = column < 9 * CHS
+    total = column_sums(d_taps, column, rows, 9 * CHS, ROWS, COLUMNS)
+    place = (column % CHS) * 9 + column // CHS
+    tl.store(d_weight + place, total.to(d_weight.dtype.element_ty), mask=real)
+
+
+@triton.jit
+def sum_norm_gradients(
+    partial_sums,  # (rows, 3, C) float32, as norm_backward_sums leaves them
+    sums,  # (3, C) float32
+    d_beta, d_gamma,  # (C,) the first two of these, in the parameters' dtype
+    rows,
+    CHS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    found = column_sums(partial_sums, column, rows, 3 * CHS, ROWS, COLUMNS)
+    tl.store(sums + column, found, mask=column < 3 * CHS)
+    tl.store(d_beta + column, found.to(d_beta.dtype.element_ty), mask=column < CHS)
+    of_gamma = (column >= CHS) & (column < 2 * CHS)
+    tl.store(d_gamma + column - CHS, found.to(d_gamma.dtype.element_ty), mask=of_gamma)
 
 
 @triton.jit

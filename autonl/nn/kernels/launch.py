@@ -12,7 +12,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from autonl.nn.kernels.backward import depthwise_backward, input_backward, norm_backward_sums, sum_rows
+from autonl.nn.kernels.backward import (
+    depthwise_backward,
+    input_backward,
+    norm_backward_sums,
+    sum_norm_gradients,
+    sum_taps,
+)
 from autonl.nn.kernels.forward import batch_statistics, gram_kernel, lightnl_forward, normalise_add, spatial_forward
 from autonl.nn.kernels.gathered import gathered_backward, gathered_forward, gathered_input_backward
 from autonl.nn.kernels.passes import Buffers, Launch, Plan, Run, carry_out, run_again, run_traced
@@ -223,11 +229,11 @@ def training(
     return z, Saved(x, u, gram, statistics, weight, gamma)
 
 
-def sum_launch(tensors: str, rows: int, columns: int, inner: int) -> Launch:
+def sum_launch(kernel: Any, tensors: str, rows: int, columns: int, chs: int) -> Launch:
     """Sums over the first axis. torch.sum takes three times as long for a few thousand columns."""
     tile = Tile(positions=128, channels=32, warps=8)
-    constants = {"ROWS": tile.positions, "COLUMNS": tile.channels}
-    return Launch(sum_rows, tensors, (-(-columns // tile.channels), 1, 1), (rows, columns, inner), constants, tile)
+    constants = {"CHS": chs, "ROWS": tile.positions, "COLUMNS": tile.channels}
+    return Launch(kernel, tensors, (-(-columns // tile.channels), 1, 1), (rows,), constants, tile)
 
 
 @lru_cache(PLANS)
@@ -245,7 +251,7 @@ def backward_plan(problem: Problem, tile: Tile | None, input_tile: Tile | None, 
     tensors = "dz u statistics partial_sums"
     sums = Launch(norm_backward_sums, tensors, grid, scalars, problem.constants(wide), wide)
     chunks *= long_images
-    sum_chunks = sum_launch("partial_sums sums", chunks, 3 * chs, 3 * chs)
+    sum_chunks = sum_launch(sum_norm_gradients, "partial_sums sums d_beta d_gamma", chunks, 3 * chs, chs)
 
     tile = tile or depthwise_backward_tile(chs, problem.compact_chs, positions, problem.dtype)
     input_tile = input_tile or input_backward_tile(chs, positions, problem.dtype)
@@ -253,6 +259,7 @@ def backward_plan(problem: Problem, tile: Tile | None, input_tile: Tile | None, 
     bands, band, halo = banded(positions, width, tile)
     buffers: Buffers = {
         "partial_sums": ((chunks, 3, chs), torch.float32),
+        "sums": ((3, chs), torch.float32),
         "d_gram": ((images, bands, problem.compact_chs, chs), torch.float32),
         "d_taps": ((images * bands, 9, chs), torch.float32),
     }
@@ -287,22 +294,22 @@ def backward_plan(problem: Problem, tile: Tile | None, input_tile: Tile | None, 
         grid = (-(-positions // input_tile.positions), images, 1)
         constants = problem.product_constants(input_tile) | {"STRIDE": problem.stride}
         inputs = Launch(input_backward, "dz x gram d_gram dx", grid, (height, width, bands), constants, input_tile)
-    sum_taps = sum_launch("d_taps d_weight", images * bands, 9 * chs, chs)  # (9, C) -> (C, 1, 3, 3)
-    outside = "x dz u gram statistics weight gamma dx d_weight sums"
-    return Plan(outside, buffers, [sums, sum_chunks, depthwise, inputs, sum_taps])
+    sum_bands = sum_launch(sum_taps, "d_taps d_weight", images * bands, 9 * chs, chs)
+    outside = "x dz u gram statistics weight gamma dx d_weight d_gamma d_beta"
+    return Plan(outside, buffers, [sums, sum_chunks, depthwise, inputs, sum_bands])
 
 
 def training_backward(
     dz: Tensor, saved: Saved, stride: int, eps: float,
     run: Run = run_again, tile: Tile | None = None, input_tile: Tile | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of x and weight, and (3, C): of beta, of gamma, and the sum of dz^2."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of x, weight, gamma and beta."""
     x, u, gram, statistics, weight, gamma = saved
     problem = problem_of(x, gram.shape[1], stride, eps)
     dz = dz.contiguous(memory_format=torch.channels_last if problem.channels_last else torch.contiguous_format)
     plan = plan_for(backward_plan, run, x, (dz, weight, gamma), problem, tile, input_tile)
     dx = torch.empty_like(x)
     d_weight = torch.empty_like(weight, memory_format=torch.contiguous_format)
-    sums = x.new_empty((3, problem.chs), dtype=torch.float32)
-    carry_out(plan, run, (x, dz, u, gram, statistics, weight, gamma, dx, d_weight, sums))
-    return dx, d_weight, sums
+    d_gamma, d_beta = torch.empty_like(gamma), torch.empty_like(gamma)
+    carry_out(plan, run, (x, dz, u, gram, statistics, weight, gamma, dx, d_weight, d_gamma, d_beta))
+    return dx, d_weight, d_gamma, d_beta

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,8 @@ def training(x: Tensor, weight: Tensor, bn: nn.BatchNorm2d, compact_chs: int, st
     running = running_statistics(bn)
     momentum = bn.momentum or 0.0
     if is_plain(x):
-        return Training.apply(x, weight, bn.weight, bn.bias, running, momentum, compact_chs, stride, bn.eps)
+        settings = Settings(running, momentum, compact_chs, stride, bn.eps)
+        return Training.apply(x, weight, bn.weight, bn.bias, settings)
     # an operator with a gradient must not change its inputs: the running statistics move out here
     z, _, _, statistics = lightnl_training(x, weight, bn.weight, bn.bias, compact_chs, stride, bn.eps)
     count = x.shape[0] * x.shape[2] * x.shape[3]
@@ -48,38 +49,36 @@ def is_plain(x: Tensor) -> bool:
     return not torch.compiler.is_compiling() and type(x) in (Tensor, nn.Parameter)
 
 
+class Settings(NamedTuple):
+    """What is no tensor that gradients flow to. One argument: autograd looks at each."""
+
+    running: tuple[Tensor, Tensor, Tensor]
+    momentum: float
+    compact_chs: int
+    stride: int
+    eps: float
+
+
 class Training(torch.autograd.Function):
     """Eager mode: one node, and running statistics moved by the kernel that has the new ones at hand."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor,
-        gamma: Tensor,
-        beta: Tensor,
-        running: tuple[Tensor, Tensor, Tensor],
-        momentum: float,
-        compact_chs: int,
-        stride: int,
-        eps: float,
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, gamma: Tensor, beta: Tensor, settings: Settings) -> Tensor:
+        running, momentum, compact_chs, stride, eps = settings
         z, saved = launch.training(x, weight, gamma, beta, compact_chs, stride, eps, running, momentum)
         ctx.save_for_backward(*saved)
         ctx.stride, ctx.eps = stride, eps
         return z
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, dz: Tensor) -> tuple[Any, ...]:
-        saved = launch.Saved(*ctx.saved_tensors)
-        dx, d_weight, sums = launch.training_backward(dz, saved, ctx.stride, ctx.eps)
-        return dx, d_weight, *norm_gradients(sums, saved.gamma), None, None, None, None, None
+        # with create_graph=True alone gradients are on here; the wrapper costs as much as a launch
+        function = once_differentiable(Training.gradients) if torch.is_grad_enabled() else Training.gradients
+        return *function(ctx, dz), None
 
-
-def norm_gradients(sums: Tensor, gamma: Tensor) -> tuple[Tensor, Tensor]:
-    d_beta, d_gamma, _ = sums.to(gamma.dtype).unbind()
-    return d_gamma, d_beta
+    @staticmethod
+    def gradients(ctx: Any, dz: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        return launch.training_backward(dz, launch.Saved(*ctx.saved_tensors), ctx.stride, ctx.eps)
 
 
 @triton_op("autonl::lightnl_inference", mutates_args=())
@@ -103,7 +102,7 @@ def lightnl_training(
 def lightnl_training_backward(
     dz: Tensor, x: Tensor, u: Tensor, gram: Tensor, statistics: Tensor, weight: Tensor, gamma: Tensor,
     stride: int, eps: float,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     saved = launch.Saved(x, u, gram, statistics, weight, gamma)
     return launch.training_backward(dz, saved, stride, eps, launch.run_traced)
 
@@ -115,8 +114,7 @@ def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...])
 
 
 def backward(ctx: Any, dz: Tensor, *unused: Tensor) -> tuple[Any, ...]:
-    dx, d_weight, sums = lightnl_training_backward(dz, *ctx.saved_tensors, ctx.stride, ctx.eps)
-    return dx, d_weight, *norm_gradients(sums, ctx.saved_tensors[-1]), None, None, None
+    return *lightnl_training_backward(dz, *ctx.saved_tensors, ctx.stride, ctx.eps), None, None, None
 
 
 lightnl_training.register_autograd(backward, setup_context=setup_context)
