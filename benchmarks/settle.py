@@ -4,9 +4,9 @@ what the block then costs as a user runs it.
 Through `python -m benchmarks.lightnl --settle`. What matters most comes first, and rows are written as they come, so
 that a call that is cut short leaves what it found:
 
-    settle_tiles.csv    where the table of tiles has alternatives, times in a CUDA graph of the chosen tile, which comes
-                        first, and of each alternative: inference at batch 256 with its limit, forward and backward of
-                        training at batch 512; nan where this Triton refuses a tile
+    settle_tiles.csv    where the table of tiles has alternatives, at stride 1: times in a CUDA graph of the chosen
+                        tile, which comes first, and of each alternative; inference at batch 256 with its limit,
+                        backward and forward of training at batch 512; nan where this Triton refuses a tile
     settle_user.csv     every shape with its fastest tiles at batch 256, plain and with the kernels: inference and the
                         training step, as a user runs them and in a CUDA graph
     settle_compiled.csv the training step by torch.compile
@@ -52,15 +52,15 @@ class Rows(list[dict[str, Any]]):
         print(self.name, *self[-1].values(), flush=True)
 
 
-class Fastest(dict[tuple[Shape, str], tuple[float, MaybeTile]]):
-    """The time and the tile of what was fastest so far, by shape and pass."""
+class Fastest(dict[tuple[tuple[int, int], str], tuple[float, MaybeTile]]):
+    """The time and the tile of what was fastest so far, by map, channels and pass: the table knows no strides."""
 
     def offer(self, shape: Shape, what: str, us: float, tile: MaybeTile) -> None:
-        if us < self.get((shape, what), (inf, None))[0]:
-            self[shape, what] = us, tile
+        if us < self.get((shape[:2], what), (inf, None))[0]:
+            self[shape[:2], what] = us, tile
 
     def tile(self, shape: Shape, what: str) -> MaybeTile:
-        return self.get((shape, what), (inf, None))[1]
+        return self.get((shape[:2], what), (inf, None))[1]
 
 
 def settle(folder: Path, seconds: float) -> None:
@@ -69,8 +69,7 @@ def settle(folder: Path, seconds: float) -> None:
     torch.manual_seed(0)
     times, users, compiled, found = (Rows(f"settle_{name}", folder) for name in ("tiles", "user", "compiled", "errors"))
     fastest = Fastest()
-    large = [shape for shape in SHAPES if len(candidates(shape, "inference")) > 1]
-    large.sort(key=lambda shape: shape[3])  # stride 1 first: there limits were missed
+    large = [shape for shape in SHAPES if shape[3] == 1 and len(candidates(shape, "inference")) > 1]
 
     def work(*calls: tuple[Callable[..., None], Any]) -> None:
         for function, *arguments in calls:
@@ -82,7 +81,8 @@ def settle(folder: Path, seconds: float) -> None:
     rest = [shape for shape in SHAPES if shape not in large]
     ordered = [*large, *rest]
     jobs: list[tuple[str, Shape, MaybeTile]] = [("step", shape, None) for shape in ordered]  # the longest first
-    jobs += [(what, shape, tile) for shape in ordered for what in PASSES for tile in candidates(shape, what)]
+    jobs += [(what, shape, tile) for shape in large for what in PASSES for tile in candidates(shape, what)]
+    jobs += [(what, shape, None) for shape in rest for what in PASSES]
     jobs += [("bfloat16", shape, None) for shape in ordered]
     compile_ahead(compile_job, jobs)
     print(f"compiled, {deadline - time.monotonic():.0f} s left", flush=True)

@@ -126,8 +126,10 @@ class LightNL(nn.Module):
         nn.init.zeros_(self.bn.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.fused and not self.energy and kernels.supported(x, self.depthwise, self.bn, self.compact_chs):
-            return kernels.lightnl(x, self.depthwise, self.bn, self.compact_chs, self.stride)
+        if self.fused and not self.energy:
+            depthwise, bn = self.depthwise, self.bn  # a module's members are slow to look up
+            if kernels.supported(x, depthwise, bn, self.compact_chs):
+                return kernels.lightnl(x, depthwise, bn, self.compact_chs, self.stride)
         y = compact_nonlocal(x, self.compact_chs, self.stride, self.order, self.energy)  # (N, C, H, W)
         return self.bn(self.depthwise(y)) + x
 

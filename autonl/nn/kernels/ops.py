@@ -13,14 +13,14 @@ from autonl.nn.kernels import launch
 
 
 def inference(x: Tensor, weight: Tensor, bn: nn.BatchNorm2d, compact_chs: int, stride: int) -> Tensor:
-    mean, variance, _ = running_statistics(bn)
+    norm: Any = (bn.weight, bn.bias, bn.running_mean, bn.running_var)  # kernels.supported: none is None
     if is_plain(x):
-        return launch.inference(x, weight, (bn.weight, bn.bias, mean, variance), compact_chs, stride, bn.eps)
-    return lightnl_inference(x, weight, bn.weight, bn.bias, mean, variance, compact_chs, stride, bn.eps)
+        return launch.inference(x, weight, norm, compact_chs, stride, bn.eps)
+    return lightnl_inference(x, weight, *norm, compact_chs, stride, bn.eps)
 
 
 def training(x: Tensor, weight: Tensor, bn: nn.BatchNorm2d, compact_chs: int, stride: int) -> Tensor:
-    running = running_statistics(bn)
+    running: Any = (bn.running_mean, bn.running_var, bn.num_batches_tracked)
     momentum = bn.momentum or 0.0
     if is_plain(x):
         settings = Settings(running, momentum, compact_chs, stride, bn.eps)
@@ -35,13 +35,6 @@ def training(x: Tensor, weight: Tensor, bn: nn.BatchNorm2d, compact_chs: int, st
         running_mean.lerp_(mean.to(running_mean.dtype), momentum)
         running_variance.lerp_((variance * (count / (count - 1))).to(running_variance.dtype), momentum)
     return z
-
-
-def running_statistics(bn: nn.BatchNorm2d) -> tuple[Tensor, Tensor, Tensor]:
-    mean, variance, batches = bn.running_mean, bn.running_var, bn.num_batches_tracked
-    if mean is None or variance is None or batches is None:
-        raise ValueError("a BatchNorm2d without running statistics goes the plain path: see kernels.supported")
-    return mean, variance, batches
 
 
 def is_plain(x: Tensor) -> bool:

@@ -139,9 +139,10 @@ def carry_out(plan: Plan, run: Run, tensors: Sequence[Tensor | None]) -> None:
 
 def run_addresses(plan: Plan, addresses: list[Any], x: Any) -> None:
     """Each kernel started as CompiledKernel.__getitem__ would, less what looks at its arguments and at hooks."""
-    workspace = x.new_empty(plan.size, dtype=torch.uint8)
-    start = workspace.data_ptr()
-    addresses += [start + offset for offset in plan.offsets]
+    if plan.size:
+        workspace = x.new_empty(plan.size, dtype=torch.uint8)
+        start = workspace.data_ptr()
+        addresses += [start + offset for offset in plan.offsets]
     addresses.append(None)  # what "-" stands for
     stream = driver.active.get_current_stream(x.get_device())
     for start_kernel, known, grid, pick, values in plan.calls:
@@ -150,8 +151,6 @@ def run_addresses(plan: Plan, addresses: list[Any], x: Any) -> None:
 
 def hooked() -> bool:
     """Whether somebody, a profiler for one, wants to see every launch of Triton's."""
-    enter, leave = (
-        knobs.runtime.launch_enter_hook,
-        knobs.runtime.launch_exit_hook,
-    )  # None, a function, or a chain of them
+    runtime = knobs.runtime
+    enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook  # None, a function, or a chain of them
     return bool(getattr(enter, "calls", enter) or getattr(leave, "calls", leave))
