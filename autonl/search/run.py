@@ -25,10 +25,11 @@ from autonl.data.order import derive_seed
 from autonl.data.sources import STREAM_PREFIXES, Source, Stream, keep_selection, open_source
 from autonl.errors import AutoNLError
 from autonl.models import ARCH_FILE
-from autonl.search.budget import land, parse_budget, parse_latency
+from autonl.search.budget import parse_budget, parse_latency
 from autonl.search.compare import Candidate, Comparison
 from autonl.search.config import SearchConfig, SearchSettings
 from autonl.search.gates import Gates, from_choices, to_choices
+from autonl.search.landing import land
 from autonl.search.latency import TableCost
 from autonl.search.pictures import draw_architecture, draw_search
 from autonl.search.space import Choice, Space, load_space

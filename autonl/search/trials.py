@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from autonl.data.order import derive_seed
-from autonl.search.budget import land
 from autonl.search.compare import Candidate, Comparison
 from autonl.search.gates import Gates, from_choices, to_choices
+from autonl.search.landing import land
 from autonl.search.space import Space
 from autonl.train.loop import Result
 from autonl.train.records import NonFiniteError
@@ -29,8 +29,7 @@ LEAST_KNOWN = 8  # trials, before anything is concluded about single gates
 A_ROUND = 4  # trials that follow one regression, before the next
 RIDGE = 0.5  # how large a trial's luck is, beside what networks differ by
 ALIKE = 0.3  # how alike a gate's worth is in blocks of one stage, and again in all, beside what is a block's own
-STRENGTH = 2.0  # of the mean gate's worth, against logistic noise of LUCK
-LUCK = 0.5
+LUCK = 0.25  # logistic noise, where the mean gate's worth is one
 
 
 def tried(
@@ -77,24 +76,39 @@ def tried(
 def proposals(
     comparison: Comparison, budget: float, favourite: Candidate, trained: list[Candidate], lost: list[Candidate]
 ) -> Iterator[Candidate]:
-    """`search.trials` different networks: the gates' own, half of them and at least LEAST_KNOWN drawn by the gates'
-    margins, the rest by what the results in `trained` say by then."""
+    """`search.trials` different networks: the gates' own, and others drawn by the gates' margins.
+
+    Where there are more than LEAST_KNOWN, a quarter is drawn by the margins and a quarter by whims, since results of
+    networks that are too much alike tell little; the rest by what the results in `trained` say by then, and the last
+    ones are the best by that.
+    """
     gates, cost = comparison.supernet.gates, comparison.supernet.cost
     count, seed = comparison.config.search.trials, comparison.config.seed
     first = min(count, max(LEAST_KNOWN, count // 2))
+    by_gates = first // 2 if first < count else count
     yield favourite
-    while (done := len(trained) + len(lost)) < count:
-        wanted, luck, margins = first - done, 1.0, None
-        if done >= first:
-            wanted, luck = min(A_ROUND, count - done), LUCK
-            margins = STRENGTH * worth(trained, gates, comparison.supernet.space)
-        drawn = land(gates, cost, budget, count + wanted, derive_seed("trials", seed, done), luck, margins)
-        known = {candidate.choices for candidate in (*trained, *lost)}
-        new = [choices for setting in drawn if (choices := to_choices(setting, gates.columns)) not in known]
-        if not new:
-            return
-        for choices in new[:wanted]:
-            yield comparison.judge(choices)
+    for end in (by_gates, *range(by_gates + 1, first + 1), *range(first + A_ROUND, count, A_ROUND), count):
+        while (done := len(trained) + len(lost)) < end:
+            if done < by_gates:
+                luck, margins = 1.0, None
+            elif done < first:
+                luck, margins = 1.0, whim(gates, derive_seed("whims", seed, done))
+            else:
+                luck = LUCK if end < count else 0.0
+                margins = worth(trained, gates, comparison.supernet.space)
+            drawn = land(gates, cost, budget, end, derive_seed("trials", seed, done), luck, margins)
+            known = {candidate.choices for candidate in (*trained, *lost)}
+            new = [choices for setting in drawn if (choices := to_choices(setting, gates.columns)) not in known]
+            if not new:
+                break
+            for choices in new[: end - done]:
+                yield comparison.judge(choices)
+
+
+def whim(gates: Gates, seed: int) -> Tensor:
+    """(blocks, gates): a liking for some kinds of gates and a dislike of others, the same in all blocks."""
+    kinds = torch.rand(gates.columns.count, generator=torch.Generator().manual_seed(seed)).logit(eps=1e-6)
+    return kinds.expand_as(gates.threshold)
 
 
 def worth(trained: list[Candidate], gates: Gates, space: Space) -> Tensor:
