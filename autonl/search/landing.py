@@ -60,8 +60,8 @@ def land(
 @dataclass(frozen=True)
 class Knapsack:
     options: Tensor  # (K, gates) of booleans: all that a block can be, gates that do not act closed
-    costs: Tensor  # (blocks, K); infinite where a block cannot be that
-    fixed: float  # what every network costs
+    costs: Tensor  # (blocks, K): beyond the block's cheapest option; infinite where a block cannot be that
+    fixed: float  # what the smallest network costs
     budget: float
 
     @classmethod
@@ -71,7 +71,9 @@ class Knapsack:
         everywhere = options[:, None].expand(-1, len(always_open), -1).double()  # (K, blocks, gates)
         costs = cost.blocks(Reached.by(everywhere, gates.columns)).T
         left_out = always_open[:, :1] & ~options[:, 0]  # (blocks, K)
-        return cls(options, costs.masked_fill(left_out, torch.inf), float(cost.fixed), budget)
+        costs = costs.masked_fill(left_out, torch.inf)
+        least = costs.amin(1, keepdim=True)  # by a table of times even below zero
+        return cls(options, costs - least, float(cost.fixed + least.sum()), budget)
 
     def best(self, margins: Tensor) -> list[Tensor]:
         """For each of the margins (n, blocks, gates): settings (m, blocks, gates) inside the tolerance, best first."""

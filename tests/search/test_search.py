@@ -182,6 +182,15 @@ def test_landing_finds_the_most_valued_network_of_all(share):
     assert worths == sorted(worths, reverse=True)
 
 
+def test_landing_takes_times_below_zero():
+    """As a table of measured times may have them: here every block that is kept makes the network faster."""
+    gates, cost = SuperNet(SMALL).gates, SuperNet(SMALL).cost
+    cost.blocks = lambda reached: -1e3 * reached.keep * (1 + reached.nonlocal_)
+    found = land(gates, cost, cost.fixed.item() - 8e3, 4)
+    reached = Reached.by(found.double(), gates.columns)
+    assert ((reached.keep * (1 + reached.nonlocal_)).sum(1) == 8).all()
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
