@@ -114,9 +114,10 @@ def search() -> list[Job]:
 
 
 def ablation() -> list[Job]:
-    """What the parts of the search bring. The whole is in suite search: with trials at 64 px, without any "found"."""
+    """What the parts of the search bring. With its trials it is "found with trials at 64 px" of suite search."""
     suite = "ablation"
     return [
+        *found(suite, "without trials", 1, settings=GATES_ALONE),
         *found(suite, "without warm-up", 1, settings=(*GATES_ALONE, "search.warmup=[0,0]")),
         *found(suite, "without moving averages", 1, settings=(*GATES_ALONE, "search.memory=0")),
         *found(suite, "thresholds that do not move", 1, settings=(*GATES_ALONE, "search.travel=0")),
