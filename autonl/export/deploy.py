@@ -21,6 +21,7 @@ from autonl.nn.shapes import output_sizes
 
 Layout = Literal["channels_first", "channels_last"]  # how the runtime keeps its maps
 LAYOUTS: tuple[Layout, ...] = ("channels_first", "channels_last")
+MANY_POSITIONS = 500  # from here on OpenVINO gathers channels faster than it slices them (28 x 28, not 14 x 14)
 
 # kind of module -> its convolutions, each with the BN behind it
 FOLDED = {
@@ -84,6 +85,7 @@ class DeployedLightNL(nn.Module):
     """
 
     sampler: Tensor | None
+    kept: Tensor | None
 
     def __init__(self, block: LightNL, size: tuple[int, int], layout: Layout) -> None:
         super().__init__()
@@ -98,6 +100,8 @@ class DeployedLightNL(nn.Module):
             self.register_buffer("sampler", None)
         else:  # x_s is a factor twice; scaled here, no product is a bare sum over positions
             self.register_buffer("sampler", torch.full((self.channels, 1, 1, 1), share**0.5))
+        by_index = layout == "channels_last" and size[0] * size[1] >= MANY_POSITIONS
+        self.register_buffer("kept", torch.arange(self.compact_chs) if by_index else None)
 
     def forward(self, x: Tensor) -> Tensor:
         x_s = x if self.sampler is None else F.conv2d(x, self.sampler, stride=self.stride, groups=self.channels)
@@ -129,16 +133,20 @@ class DeployedLightNL(nn.Module):
         """The same with every matrix transposed."""
         images, (height, width) = x.shape[0], self.size
         x_s = x_s.permute(0, 2, 3, 1).reshape(images, -1, self.channels)  # (N, S, C)
-        x_sc = x_s[:, :, : self.compact_chs]  # (N, S, Cr)
+        x_sc = self.compacted(x_s)  # (N, S, Cr)
         x_c = x_sc
         if self.sampler is not None:
-            x_c = x.permute(0, 2, 3, 1).reshape(images, -1, self.channels)[:, :, : self.compact_chs]  # (N, HW, Cr)
+            x_c = self.compacted(x.permute(0, 2, 3, 1).reshape(images, -1, self.channels))  # (N, HW, Cr)
         x_c = self.shared_out(x_c, x_sc)
         if self.order == "channel":
             y = torch.bmm(x_c, torch.bmm(x_sc.transpose(1, 2), x_s))  # (N, HW, Cr) (N, Cr, C) -> (N, HW, C)
         else:
             y = torch.bmm(torch.bmm(x_c, x_sc.transpose(1, 2)), x_s)  # (N, HW, S) (N, S, C) -> (N, HW, C)
         return y.reshape(images, height, width, self.channels).permute(0, 3, 1, 2)
+
+    def compacted(self, x: Tensor) -> Tensor:
+        """(N, P, C) -> (N, P, Cr). Of a large map by index: a slice is copied position by position."""
+        return x[:, :, : self.compact_chs] if self.kept is None else x.index_select(2, self.kept)
 
 
 class DeployedSqueezeExcite(nn.Module):
