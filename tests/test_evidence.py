@@ -43,9 +43,11 @@ def groups(**values):
     [
         # means 12 and 10, standard errors sqrt(1/2 / 2) = 0.5 each: noise 2 * sqrt(0.5) = 1.41
         ([11.5, 12.5], [9.5, 10.5], 0.0, "**holds**: +2.00, two standard errors 1.41 (n = 2 and 2)"),
-        ([11.5, 12.5], [9.5, 10.5], 2.5, "**smaller than that here**: +2.00"),
+        ([11.5, 12.5], [9.5, 10.5], 2.5, "**not shown**: +2.00"),
+        ([11.5, 12.5], [9.5, 10.5], 3.5, "**smaller than that here**: +2.00"),
         ([10.5, 11.5], [9.5, 10.5], 0.0, "**not shown**: +1.00"),
-        ([9.0, 10.0], [9.5, 10.5], 0.0, "**does not hold here**: -0.50"),
+        ([9.0, 10.0], [9.5, 10.5], 0.0, "**not shown**: -0.50"),
+        ([8.0, 9.0], [9.5, 10.5], 0.0, "**does not hold here**: -1.50"),
         ([12.0], [9.5, 10.5], 0.0, "+2.00 (n = 1 and 2): too few runs to say"),
         ([], [9.5, 10.5], 0.0, "not run yet"),
     ],

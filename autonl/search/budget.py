@@ -48,7 +48,7 @@ def parse_latency(text: str, space: Space, cost: Any) -> float:
 def refuse_outside(
     flag: str, text: str, value: float, smallest: float, largest: float, space: Space, unit: str
 ) -> None:
-    if not smallest <= value <= largest:
+    if not smallest * (1 - 1e-9) <= value <= largest * (1 + 1e-9):  # sums of milliseconds are rounded
         refuse(
             flag,
             text,

@@ -3,6 +3,9 @@
 A network's value is the sum of the margins of the gates that are open and act; its cost is a sum over its blocks too.
 So this is a knapsack from which every block takes one option, and dynamic programming solves it: block by block, the
 best value at every cost so far. Costs are rounded to STEPS of the budget on the way; what comes out is counted exactly.
+At every rounded cost one network is kept, so that another of a little more value may be missed where that one turns out
+to be outside; a budget that some network fits is not: the cheapest and the dearest of every rounded cost are looked at
+too.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ def land(
 ) -> Tensor:
     """Up to `count` different gate settings within the tolerance below the budget, (n, blocks, gates) of booleans.
 
-    They are the ones that the gates value most, of every cost the best; the best first.
+    They are the ones that the gates value most, the best of every rounded cost; the best first.
 
     luck     each is the best for margins of its own, with so much logistic noise on them. With 1, a gate that has no
              others inside would be open as often as when it is drawn by its margin, but for the budget.
@@ -61,7 +64,7 @@ def land(
 class Knapsack:
     options: Tensor  # (K, gates) of booleans: all that a block can be, gates that do not act closed
     costs: Tensor  # (blocks, K): beyond the block's cheapest option; infinite where a block cannot be that
-    fixed: float  # what the smallest network costs
+    fixed: float  # what the cheapest network costs
     budget: float
 
     @classmethod
@@ -78,21 +81,25 @@ class Knapsack:
     def best(self, margins: Tensor) -> list[Tensor]:
         """For each of the margins (n, blocks, gates): settings (m, blocks, gates) inside the tolerance, best first."""
         values = torch.einsum("kg,nbg->nbk", self.options.double(), margins)  # (n, blocks, K)
+        ends = torch.stack([-self.costs, self.costs])
         step = self.budget / STEPS
         steps = (self.costs / step).round()  # (blocks, K); together they are off by half a step a block at most
         slack = len(steps) // 2 + 1
         last = int((self.budget - self.fixed) / step) + slack
         first = max(0, int((self.budget * (1 - TOLERANCE) - self.fixed) / step) - slack)
-        picks, reachable = fill(values, steps, last)
-        found = []
-        for copy_picks, copy_values, ends in zip(picks.unbind(1), values, reachable, strict=True):
-            places = ends[ends >= first]  # (m,): costs in steps
-            chosen = trace(copy_picks, steps, places)  # (m, blocks)
-            exact = self.fixed + self.costs.gather(1, chosen.T).sum(0)
-            inside = (exact <= self.budget) & (exact >= (1 - TOLERANCE) * self.budget)
-            value = copy_values.gather(1, chosen.T).sum(0)[inside]
-            found.append(self.options[chosen[inside][value.argsort(descending=True, stable=True)]])
-        return found
+        picks, reachable = fill(torch.cat([values, ends]), steps, last)
+        chosen = [  # (m, blocks) of options
+            trace(picked, steps, places[places >= first])
+            for picked, places in zip(picks.unbind(1), reachable, strict=True)
+        ]
+        return [self.inside(torch.cat([own, *chosen[-2:]]), worth) for own, worth in zip(chosen, values, strict=False)]
+
+    def inside(self, chosen: Tensor, values: Tensor) -> Tensor:
+        """Of options (m, blocks) the settings that are within the tolerance, by their value (blocks, K)."""
+        exact = self.fixed + self.costs.gather(1, chosen.T).sum(0)
+        chosen = chosen[(exact <= self.budget) & (exact >= (1 - TOLERANCE) * self.budget)]
+        value = values.gather(1, chosen.T).sum(0)
+        return self.options[chosen[value.argsort(descending=True, stable=True)]]
 
 
 def every_option(columns: Columns) -> Tensor:

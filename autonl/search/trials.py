@@ -20,7 +20,7 @@ from autonl.data.order import derive_seed
 from autonl.search.compare import Candidate, Comparison
 from autonl.search.gates import Gates, from_choices, to_choices
 from autonl.search.landing import land
-from autonl.search.space import Space
+from autonl.search.space import Choice, Space
 from autonl.train.loop import Result
 from autonl.train.records import NonFiniteError
 from autonl.train.state import write_atomically
@@ -80,28 +80,38 @@ def proposals(
 
     Where there are more than LEAST_KNOWN, a quarter is drawn by the margins and a quarter by whims, since results of
     networks that are too much alike tell little; the rest by what the results in `trained` say by then, and the last
-    ones are the best by that.
+    one is the best by that.
     """
     gates, cost = comparison.supernet.gates, comparison.supernet.cost
     count, seed = comparison.config.search.trials, comparison.config.seed
     first = min(count, max(LEAST_KNOWN, count // 2))
     by_gates = first // 2 if first < count else count
+
+    def new(number: int, luck: float, margins: Tensor | None) -> list[tuple[Choice, ...]]:
+        """Networks that were not tried yet; where so many draws, or so little luck, bring none: with more of it."""
+        tried = {candidate.choices for candidate in (*trained, *lost)}
+        drawing, many = derive_seed("trials", seed, len(tried)), len(tried) + number
+        for asked, more in ((number, luck), (many, luck), (many, 1.0)):
+            drawn = land(gates, cost, budget, asked, drawing, more, margins)
+            found = [choices for setting in drawn if (choices := to_choices(setting, gates.columns)) not in tried]
+            if found:
+                return found[:number]
+        return []
+
     yield favourite
-    for end in (by_gates, *range(by_gates + 1, first + 1), *range(first + A_ROUND, count, A_ROUND), count):
+    rounds = (by_gates, *range(by_gates + 1, first + 1), *range(first + A_ROUND, count - 1, A_ROUND), count - 1, count)
+    for end in rounds:
         while (done := len(trained) + len(lost)) < end:
             if done < by_gates:
-                luck, margins = 1.0, None
+                chosen = new(end - done, 1.0, None)
             elif done < first:
-                luck, margins = 1.0, whim(gates, derive_seed("whims", seed, done))
+                chosen = new(end - done, 1.0, whim(gates, derive_seed("whims", seed, done)))
             else:
-                luck = LUCK if end < count else 0.0
                 margins = worth(trained, gates, comparison.supernet.space)
-            drawn = land(gates, cost, budget, end, derive_seed("trials", seed, done), luck, margins)
-            known = {candidate.choices for candidate in (*trained, *lost)}
-            new = [choices for setting in drawn if (choices := to_choices(setting, gates.columns)) not in known]
-            if not new:
+                chosen = new(end - done, LUCK if end < count else 0.0, margins)
+            if not chosen:
                 break
-            for choices in new[: end - done]:
+            for choices in chosen:
                 yield comparison.judge(choices)
 
 

@@ -29,7 +29,7 @@ from autonl.search.run import prepare, search
 from autonl.search.space import Choice, Space, load_space
 from autonl.search.supernet import SuperNet
 from autonl.search.task import Search
-from autonl.search.trials import by_trial, tried, worth
+from autonl.search.trials import by_trial, tried, whim, worth
 from autonl.train.config import load_config
 from autonl.train.progress import Progress
 from autonl.train.records import NonFiniteError
@@ -134,6 +134,18 @@ def test_landing_hits_every_budget_of_the_full_skeleton():
         macs = [supernet.macs(setting.float()).item() for setting in settings]
         assert all(0.99 * budget <= m <= budget for m in macs)
         assert len({setting.numpy().tobytes() for setting in settings}) == len(settings)
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_landing_finds_the_smallest_network_whatever_is_liked(more):
+    """SE costs less than what costs are rounded to: a network with it stands in the place of the one without."""
+    space = load_space("autonl")
+    supernet = SuperNet(space)
+    with torch.no_grad():
+        supernet.gates.threshold[:, supernet.gates.columns.se.start] = -3.0
+    budget = count_macs(space.spec(space.smallest)) + more
+    (found,) = land(supernet.gates, supernet.cost, budget, 4)
+    assert to_choices(found, supernet.gates.columns) == space.smallest
 
 
 @pytest.mark.parametrize("shift", [-2.0, 2.0])
@@ -550,13 +562,29 @@ def test_later_trials_follow_earlier_ones(tmp_path):
     candidates, tries, results, _ = try_networks(tmp_path, SMALL, 24)
     assert len(tries) == len(set(tries)) == 24
     assert mean(results[12:]) > max(results[:12])
-    gates = SuperNet(SMALL).gates
-    known = [Candidate(c, 0, 0.0, 0.0, trained=result) for c, result in zip(tries[:20], results, strict=False)]
-    settings = torch.stack([from_choices(choices, gates.columns) for choices in tries])
-    predicted = (settings * worth(known, gates, SMALL)).sum((1, 2))
-    assert predicted[20:].min() > predicted[12:20].mean()  # the last ones are the best by what was known
+    supernet = SuperNet(SMALL)
+    known = [Candidate(c, 0, 0.0, 0.0, trained=result) for c, result in zip(tries[:23], results, strict=False)]
+    valued = land(
+        supernet.gates, supernet.cost, parse_budget("60%", SMALL), 24, margins=worth(known, supernet.gates, SMALL)
+    )
+    unseen = [choices for s in valued if (choices := to_choices(s, supernet.gates.columns)) not in tries[:23]]
+    assert tries[23] == unseen[0]  # the last one is the best by what was known
     assert candidates[0].trained == max(results)
     assert all(candidate.trained is None for candidate in candidates[24:])
+
+
+def test_whims_like_kinds_of_gates():
+    """The same everywhere, and another one next time: networks that they lead to differ more than lucky ones do."""
+    supernet = SuperNet(SMALL)
+    gates, budget = supernet.gates, parse_budget("60%", SMALL)
+    likings = [whim(gates, seed) for seed in range(12)]
+    assert all((liking == liking[0]).all() for liking in likings)
+    assert len({liking[0, 0].item() for liking in likings}) == 12
+    flat = torch.zeros_like(gates.threshold)
+    by_whims = torch.cat([land(gates, supernet.cost, budget, 1, seed, 1.0, w) for seed, w in enumerate(likings)])
+    by_luck = land(gates, supernet.cost, budget, 12, 0, 1.0, flat)
+    spread = [drawn.double().sum(1).std(0).mean() for drawn in (by_whims, by_luck)]  # of how many of a kind are open
+    assert spread[0] > 1.3 * spread[1]
 
 
 @pytest.mark.parametrize("diverging", [(1,), (3, 4), tuple(range(1, 13))])
@@ -567,6 +595,14 @@ def test_trials_end_whatever_diverges(tmp_path, diverging):
     left = [result for choices, result in zip(tries, results, strict=True) if choices not in lost]
     assert candidates[0].trained == (max(left) if left else None)
     assert {candidate.choices for candidate in candidates[-len(lost) :]} == lost
+
+
+def test_no_trial_is_left_out_where_there_are_networks(tmp_path):
+    """Many of one cost, of which a landing without luck knows the best."""
+    space = replace(SMALL, stages=((40, 2, 6),), kernels=(3,), se=(), ratios=())
+    _, tries, _, said = try_networks(tmp_path, space, 20, share="50%")
+    assert len(set(tries)) == 20
+    assert "in place of" not in said[-1]
 
 
 def test_a_small_space_has_few_trials_and_says_so(tmp_path):
