@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
+import torch.nn.functional as F
 from PIL import Image
 from timm.data import create_transform, resolve_data_config
 from timm.data.loader import PrefetchLoader
@@ -212,6 +213,15 @@ class Loaders:
         other = copy.copy(self)
         other.view = replace(self.view, size=size)
         return other
+
+    def reduced(self, images: Images | StoredImages) -> Images | StoredImages:
+        """Stored images no larger than the view, which is cut out of them without a low-pass filter."""
+        side = max(self.view.size)
+        if not isinstance(images, StoredImages) or images.images.shape[-1] <= side:
+            return images
+        parts = images.images.split(256)
+        smaller = [F.interpolate(part.float(), (side, side), mode="bilinear", antialias=True) for part in parts]
+        return StoredImages(torch.cat([part.round().byte() for part in smaller]), images.labels)
 
     def kept(self, images: Images | StoredImages) -> Images | StoredImages:
         """Decoded and on the device, where they are to stay in memory."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from autonl.arch.codec import resolution_from
 from autonl.data.config import at_least, between
 from autonl.errors import AutoNLError
 from autonl.train.config import Config
@@ -49,8 +48,6 @@ class SearchSettings:
         for value in self.temperature:
             between("search.temperature", value, 0.01, 100)
         at_least("search.trials", self.trials, 0)
-        if self.trial_resolution is not None:
-            resolution_from(self.trial_resolution, "search.trial_resolution")
         for name in ("observe_steps", "candidates", "calibrate_batches", "trial_epochs"):
             at_least(f"search.{name}", getattr(self, name), 1)
 

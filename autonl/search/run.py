@@ -16,14 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autonl.arch.codec import block_to_string, resolution_from, write_arch
+from autonl.arch.codec import block_to_string, resolution_from, resolution_to_text, write_arch
 from autonl.arch.macs import amount
 from autonl.arch.spec import ArchSpec
 from autonl.data.loaders import Loaders, view_of
 from autonl.data.memory import Batch
 from autonl.data.order import derive_seed
 from autonl.data.sources import STREAM_PREFIXES, Source, Stream, keep_selection, open_source
-from autonl.errors import AutoNLError
+from autonl.errors import AutoNLError, refuse
 from autonl.models import ARCH_FILE
 from autonl.search.budget import parse_budget, parse_latency
 from autonl.search.compare import Candidate, Comparison
@@ -45,6 +45,7 @@ from autonl.train.state import write_atomically, write_weights
 from autonl.weights import BEST_WEIGHTS, FINAL_WEIGHTS
 
 TRIALS_FOLDER = "trials"  # while they run
+LEAST_SIDE = 8  # pixels that a trial sees
 DEFAULT_BUDGET = "50%"
 SELECTION = 0.1  # share of the training images that choose, where the settings name none
 
@@ -157,6 +158,7 @@ def prepare(
     config = replace(config, data={"image_size": None})  # the space's own, at which its MACs are counted
     view = view_of(supernet.network, config.data)
     config = replace(config, data=view_settings(view))
+    size = trial_size(config.search, view.size)
     about = describe(space.spec(space.largest), config, space.classes, view.size, command) | describe_data(source)
     about |= {"space": to_dict(space), "table": fingerprint(config.search.table)}
     started.refuse_other_run(about)
@@ -168,8 +170,9 @@ def prepare(
     images, chosen_by = loaders.kept(source.train), loaders.kept(source.selection)
     train, selection = loaders.training(images, config.loop.accumulate), loaders.evaluation(chosen_by)
     trial_batches = train, selection
-    if config.search.trial_resolution:
-        smaller = loaders.sized(resolution_from(config.search.trial_resolution))
+    if size != view.size:
+        smaller = loaders.sized(size)
+        images, chosen_by = smaller.reduced(images), smaller.reduced(chosen_by)
         trial_batches = smaller.training(images, config.loop.accumulate), smaller.evaluation(chosen_by)
 
     def calibration() -> Iterable[Batch]:
@@ -271,6 +274,15 @@ def fitted_space(space: Space, config: SearchConfig, source: Source) -> Space:
     resolution_from(resolution)  # refuses what is no size
     space = space.scaled(settings.width) if settings.width != 1 else space
     return dataclasses.replace(space, classes=len(source.classes) or space.classes, resolution=resolution)
+
+
+def trial_size(settings: SearchSettings, most: tuple[int, int]) -> tuple[int, int]:
+    text = settings.trial_resolution
+    size = resolution_from(text, "search.trial_resolution") if text else most
+    if any(side > limit or side < LEAST_SIDE for side, limit in zip(size, most, strict=True)):
+        allowed = f"{LEAST_SIDE} to {resolution_to_text(most)}, the search's own resolution"
+        refuse("search.trial_resolution", text, allowed)
+    return size
 
 
 def collapse_warnings(task: Search) -> list[str]:

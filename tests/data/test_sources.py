@@ -11,7 +11,7 @@ from PIL import Image
 from autonl.data import sources
 from autonl.data.config import AugmentConfig, DataConfig
 from autonl.data.loaders import Loaders
-from autonl.data.memory import View
+from autonl.data.memory import StoredImages, View
 from autonl.data.order import Share, split_by_class
 from autonl.data.sources import open_evaluation, open_source, to_rgb
 from autonl.errors import AutoNLError
@@ -228,3 +228,12 @@ def test_a_class_of_one_image_is_trained_on():
     kept, held_out = split_by_class(np.array([0] * 10 + [1]), 0.1)
     assert kept.tolist().count(10) == 1
     assert len(held_out) == 1
+
+
+def test_stripes_do_not_survive_a_reduction():
+    """One pixel wide, black and white: grey at half the size."""
+    stripes = torch.tensor([0, 255], dtype=torch.uint8).repeat(32).expand(2, 3, 64, 64)
+    loaders = Loaders(DataConfig(), AugmentConfig(), View((32, 24), (0.0,) * 3, (1.0,) * 3), 3, CPU)
+    images = loaders.reduced(StoredImages(stripes, torch.zeros(2))).images
+    assert images.shape == (2, 3, 32, 32)
+    assert ((images.float() - 127.5).abs()[..., 1:-1] < 20).all()

@@ -619,9 +619,14 @@ def test_trials_may_see_fewer_pixels_of_the_same_images(tmp_path):
     for batches in (train.epoch(0), selection):
         assert next(iter(batches))[0].shape[2:] == (24, 20)
     assert next(iter(searching.comparison.selection))[0].shape[2:] == (32, 32)
-    assert train.stored.images.data_ptr() == searching.loop.train.stored.images.data_ptr()  # decoded once
-    with pytest.raises(AutoNLError, match=r"search\.trial_resolution: .few. is not allowed"):
-        load_config("demo", ["search.trial_resolution=few"], SearchConfig)
+    assert train.stored.images.shape[2:] == (24, 24)  # with a low-pass filter: what is cut out later has none
+    assert searching.loop.train.stored.images.shape[2:] == (32, 32)
+    assert len(train) == len(searching.loop.train)
+    for text, allowed in (("few", "a size such as 224"), ("7", "8 to 32"), ("33", "8 to 32"), ("32x48", "8 to 32")):
+        config = load_config("demo", [f"search.trial_resolution={text}"], SearchConfig)
+        with pytest.raises(AutoNLError, match=rf"search\.trial_resolution: '{text}' is not allowed; .*{allowed}"):
+            prepare(config, tmp_path / text, TINY, few_digits(160), False, ON_CPU, Progress, "")
+        assert not (tmp_path / text / "run.yaml").exists()
 
 
 def test_the_memory_of_the_evidence_is_a_setting(tmp_path):
