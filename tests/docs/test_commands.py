@@ -81,6 +81,7 @@ BENCHMARKS = {
     ),
     "benchmarks.networks": ("--batch 8 --no-compile --out results", r"^timm:mobilenetv2_100 .*inference"),
     "benchmarks.search": ("--space digits --res 32 --batch 4 --steps 1 --rounds 1", r"^ratio +\d"),
+    "benchmarks.trials": ("--seeds 1 --out results", r"'worths': 'shared', 'trials': 20"),
     "benchmarks.training": ("--epochs 2 --workers 1 --set data.batch_size=16", r"training_\w+\.csv$"),
 }
 GPU = "this benchmark needs a CUDA GPU, and none is visible here"
