@@ -28,7 +28,7 @@ for 30 epochs at 96 px by the recipe `tiny_imagenet`. Learning rate and weight d
 Top-1 in percent, mean ± standard error over n runs. A difference counts where it exceeds two standard errors of itself;
 one run has no standard error. Absolute accuracies have nothing to do with ImageNet's: what can be compared is what
 stands in one table. (Rows with the commit "23ebf" were made by a6d2072, those with "dff2cec" by b104c0a: the number was
-passed wrongly. The searches of the rows `found`, `found without LightNL` and `found with trials` landed by annealing,
+passed wrongly. The searches of the rows "found", "found without LightNL" and "found with trials" landed by annealing,
 which missed much of what the gates valued; since 2b2ca59 it is dynamic programming.)
 """
 
