@@ -202,8 +202,7 @@ def compared(searching: Searching) -> list[Candidate]:
 
     if searching.budget is None:
         return ranked(gates.decisions().cpu()[None])
-    seed = derive_seed("landing", searching.config.seed)
-    return ranked(land(gates, cost, searching.budget, settings.candidates, seed))
+    return ranked(land(gates, cost, searching.budget, settings.candidates))
 
 
 @torch.no_grad()
@@ -278,7 +277,9 @@ def fitted_space(space: Space, config: SearchConfig, source: Source) -> Space:
 
 def trial_size(settings: SearchSettings, most: tuple[int, int]) -> tuple[int, int]:
     text = settings.trial_resolution
-    size = resolution_from(text, "search.trial_resolution") if text else most
+    if text is None:
+        return most
+    size = resolution_from(text, "search.trial_resolution")
     if any(side > limit or side < LEAST_SIDE for side, limit in zip(size, most, strict=True)):
         allowed = f"{LEAST_SIDE} to {resolution_to_text(most)}, the search's own resolution"
         refuse("search.trial_resolution", text, allowed)

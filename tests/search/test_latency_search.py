@@ -17,7 +17,7 @@ from autonl.search.gates import Reached, from_choices
 from autonl.search.latency import LARGEST, SMALLEST, Row, TableCost, places, read_rows
 from autonl.search.space import load_space
 from autonl.search.supernet import SuperNet
-from tests.search.test_search import run_search
+from tests.search.small import run_search
 
 SPACE = load_space("digits")
 

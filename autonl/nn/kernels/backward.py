@@ -27,6 +27,7 @@ from autonl.nn.kernels.pieces import (
     neighbours,
     offsets,
     product,
+    slope_terms,
     store_taps,
     this_program,
 )
@@ -144,14 +145,7 @@ def depthwise_backward(
     y_scratch = scratch + (band + 2 * halo) * CB
     taps_map = y_scratch + band * CB
 
-    inverse = tl.rsqrt(tl.load(statistics + CHS + channel, mask=real, other=1.0) + eps)
-    size = tl.sqrt(tl.load(sums + 2 * CHS + channel, mask=real, other=0.0) / count)  # rms of dz
-    size = tl.where(size > 0, size, 1.0)
-    # du / steep = dz / size - drift u - level: in units of dz's own size it suits float16
-    drift = inverse * tl.load(sums + CHS + channel, mask=real, other=0.0) / count / size
-    level = tl.load(sums + channel, mask=real, other=0.0) / count / size
-    level -= drift * tl.load(statistics + channel, mask=real, other=0.0)
-    steep = tl.load(gamma + channel, mask=real, other=0.0).to(tl.float32) * inverse * size
+    size, drift, level, steep = slope_terms(statistics, sums, gamma, channel, count, eps, CHS)
     for start in range(first, end + halo, P):
         position = start + tl.arange(0, P)
         there = (position >= 0) & (position < positions) & (position < end + halo)

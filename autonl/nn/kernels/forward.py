@@ -24,6 +24,7 @@ from autonl.nn.kernels.pieces import (
     narrow,
     offsets,
     product,
+    store_moments,
     store_taps,
     this_program,
 )
@@ -75,6 +76,29 @@ def gram_kernel(
 
 
 @triton.jit
+def whole_gram(
+    x, gram_parts, image, channel, samples, height, width,
+    CHS: tl.constexpr, COMPACT: tl.constexpr, STRIDE: tl.constexpr, CHANNELS_LAST: tl.constexpr,
+    GRAM_PARTS: tl.constexpr, P: tl.constexpr, CB: tl.constexpr, RP: tl.constexpr,
+):  # fmt: skip
+    """An image's G (RP, CB) in float32: the sum of its parts in (N, GRAM_PARTS, Cr, C); made here where there are none.
+
+    x is the image's own.
+    """
+    compact, matrix, both = gram_block(channel, CHS, COMPACT, RP)
+    if GRAM_PARTS == 0:
+        return gram_matrix(
+            x, channel, compact, 0, samples, height, width, CHS, COMPACT, STRIDE, CHANNELS_LAST, P, CB, RP
+        )  # fmt: skip
+    else:
+        gram = tl.zeros((RP, CB), dtype=tl.float32)
+        for part in tl.static_range(GRAM_PARTS):
+            pointer = gram_parts + (image * GRAM_PARTS + part) * (COMPACT * CHS) + matrix
+            gram += tl.load(pointer, mask=both, other=0.0)
+        return gram
+
+
+@triton.jit
 def lightnl_forward(
     x,  # (N, C, H, W) in either memory format
     out,  # like x: z for inference, u for training
@@ -105,15 +129,10 @@ def lightnl_forward(
     scratch += (entry * tl.num_programs(0) + tl.program_id(0)) * (band + 2 * halo + 9) * CB
     taps_map = scratch + (band + 2 * halo) * CB
 
-    if GRAM_PARTS == 0:
-        gram = gram_matrix(
-            x, channel, compact, 0, samples, height, width, CHS, COMPACT, STRIDE, CHANNELS_LAST, P, CB, RP
-        )  # fmt: skip
-    else:
-        gram = tl.zeros((RP, CB), dtype=tl.float32)
-        for part in tl.static_range(GRAM_PARTS):
-            pointer = gram_parts + (image * GRAM_PARTS + part) * (COMPACT * CHS) + matrix
-            gram += tl.load(pointer, mask=both, other=0.0)
+    gram = whole_gram(
+        x, gram_parts, image, channel, samples, height, width,
+        CHS, COMPACT, STRIDE, CHANNELS_LAST, GRAM_PARTS, P, CB, RP,
+    )  # fmt: skip
     if TRAINING:
         if tl.program_id(1) == 0:
             tl.store(gram_out + image * (COMPACT * CHS) + matrix, gram, mask=both)
@@ -154,11 +173,7 @@ def lightnl_forward(
             z = tl.load(x + place, mask=here, other=0.0).to(tl.float32) + u + shift[None, :]
             tl.store(out + place, z.to(out.dtype.element_ty), mask=here)
     if TRAINING:
-        total = tl.sum(plain_sum, axis=0)  # (CB,)
-        centred = tl.sum(square_sum, axis=0) - total * total / (end - begin)
-        moments += entry * (2 * CHS) + channel
-        tl.store(moments, pivot + total / (end - begin), mask=real)
-        tl.store(moments + CHS, tl.maximum(centred, 0.0), mask=real)
+        store_moments(moments + entry * (2 * CHS), channel, pivot, plain_sum, square_sum, end - begin, CHS)
 
 
 @triton.jit

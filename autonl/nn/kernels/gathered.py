@@ -15,7 +15,7 @@ least: no product is narrower.
 import triton
 import triton.language as tl
 
-from autonl.nn.kernels.forward import gram_matrix
+from autonl.nn.kernels.forward import whole_gram
 from autonl.nn.kernels.pieces import (
     compact_tile,
     folded_norm,
@@ -23,6 +23,8 @@ from autonl.nn.kernels.pieces import (
     half_range,
     narrow,
     offsets,
+    slope_terms,
+    store_moments,
     this_program,
 )
 
@@ -118,15 +120,10 @@ def gathered_forward(
     compact, matrix, both = gram_block(channel, CHS, COMPACT, WIDE)
     x += image * positions * CHS
     out += image * positions * CHS
-    if GRAM_PARTS == 0:
-        gram = gram_matrix(
-            x, channel, compact, 0, samples, height, width, CHS, COMPACT, STRIDE, CHANNELS_LAST, P, CB, WIDE
-        )  # fmt: skip
-    else:
-        gram = tl.zeros((WIDE, CB), dtype=tl.float32)
-        for part in tl.static_range(GRAM_PARTS):
-            pointer = gram_parts + (image * GRAM_PARTS + part) * (COMPACT * CHS) + matrix
-            gram += tl.load(pointer, mask=both, other=0.0)
+    gram = whole_gram(
+        x, gram_parts, image, channel, samples, height, width,
+        CHS, COMPACT, STRIDE, CHANNELS_LAST, GRAM_PARTS, P, CB, WIDE,
+    )  # fmt: skip
     if TRAINING:
         if tl.program_id(1) == 0:
             tl.store(gram_out + image * (COMPACT * CHS) + matrix, gram, mask=both)
@@ -168,11 +165,7 @@ def gathered_forward(
             z = tl.load(x + place, mask=here, other=0.0).to(tl.float32) + u + shift[None, :]
             tl.store(out + place, z.to(out.dtype.element_ty), mask=here)
     if TRAINING:
-        total = tl.sum(plain_sum, axis=0)  # (CB,)
-        centred = tl.sum(square_sum, axis=0) - total * total / (end - begin)
-        moments += entry * (2 * CHS) + channel
-        tl.store(moments, pivot + total / (end - begin), mask=real)
-        tl.store(moments + CHS, tl.maximum(centred, 0.0), mask=real)
+        store_moments(moments + entry * (2 * CHS), channel, pivot, plain_sum, square_sum, end - begin, CHS)
 
 
 @triton.jit
@@ -205,14 +198,7 @@ def gathered_backward(
     x += image * positions * CHS
     du += image * positions * CHS
 
-    inverse = tl.rsqrt(tl.load(statistics + CHS + channel, mask=real, other=1.0) + eps)
-    size = tl.sqrt(tl.load(sums + 2 * CHS + channel, mask=real, other=0.0) / count)  # rms of dz
-    size = tl.where(size > 0, size, 1.0)
-    # du / steep = dz / size - drift u - level: in units of dz's own size it suits float16
-    drift = inverse * tl.load(sums + CHS + channel, mask=real, other=0.0) / count / size
-    level = tl.load(sums + channel, mask=real, other=0.0) / count / size
-    level -= drift * tl.load(statistics + channel, mask=real, other=0.0)
-    steep = tl.load(gamma + channel, mask=real, other=0.0).to(tl.float32) * inverse * size
+    size, drift, level, steep = slope_terms(statistics, sums, gamma, channel, count, eps, CHS)
     unit = 1 / size
     beside_sum = tl.zeros((8 * RP, CB), dtype=tl.float32)
     itself_sum = tl.zeros((WIDE, CB), dtype=tl.float32)

@@ -126,3 +126,29 @@ def depthwise_tile(
         total += middle * tl.load(taps + CB)[None, :]
         total += right * tl.load(taps + 2 * CB)[None, :]
     return total
+
+
+@triton.jit
+def store_moments(moments, channel, pivot, plain_sum, square_sum, count, CHS: tl.constexpr):
+    """From sums (P, CB) of count values' differences from a pivot (CB,), and of their squares, to the values' mean and
+    the sum of their squared differences from it: (2, C)."""
+    real = channel < CHS
+    total = tl.sum(plain_sum, axis=0)  # (CB,)
+    centred = tl.sum(square_sum, axis=0) - total * total / count
+    tl.store(moments + channel, pivot + total / count, mask=real)
+    tl.store(moments + CHS + channel, tl.maximum(centred, 0.0), mask=real)
+
+
+@triton.jit
+def slope_terms(statistics, sums, gamma, channel, count, eps, CHS: tl.constexpr):
+    """size, drift, level and steep (CB,), by which du / steep = dz / size - drift u - level: in units of dz's own size,
+    its root mean square, it suits float16."""
+    real = channel < CHS
+    inverse = tl.rsqrt(tl.load(statistics + CHS + channel, mask=real, other=1.0) + eps)
+    size = tl.sqrt(tl.load(sums + 2 * CHS + channel, mask=real, other=0.0) / count)
+    size = tl.where(size > 0, size, 1.0)
+    drift = inverse * tl.load(sums + CHS + channel, mask=real, other=0.0) / count / size
+    level = tl.load(sums + channel, mask=real, other=0.0) / count / size
+    level -= drift * tl.load(statistics + channel, mask=real, other=0.0)
+    steep = tl.load(gamma + channel, mask=real, other=0.0).to(tl.float32) * inverse * size
+    return size, drift, level, steep
