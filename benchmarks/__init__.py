@@ -68,25 +68,31 @@ def write_table(name: str, columns: Sequence[str], folder: Path = RESULTS) -> No
     DOC.write_text(f"{before}<!-- {name} -->\n{table}\n<!-- /{name} -->\n{after}")
 
 
+def event_us(function: Callable[[], object]) -> float:
+    """Time of one call by device events, launches included as a user sees them."""
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    function()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) * 1000
+
+
 def events_us(function: Callable[[], object], repeats: int = 20) -> float:
-    """Median time of one call by device events, launches included as a user sees them."""
-    times = []
-    for _ in range(repeats):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        function()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) * 1000)
-    return median(times)
+    return median(event_us(function) for _ in range(repeats))
 
 
-def eager_us(function: Callable[[Any], object], inputs: Sequence[Any]) -> float:
-    """Time a call as a user runs it, over inputs that together do not fit in the cache."""
-    for value in inputs:
-        function(value)
+def eager_us(functions: Sequence[Callable[[Any], object]], inputs: Sequence[Any], repeats: int = 20) -> list[float]:
+    """Time a call of each as a user runs it, over inputs that together do not fit in the cache.
+
+    They take turns: where a machine is slow for a while, it is slow for all of them.
+    """
+    calls = [lambda function=function: [function(value) for value in inputs] for function in functions]
+    for call in calls:
+        call()
     torch.cuda.synchronize()
-    return events_us(lambda: [function(value) for value in inputs]) / len(inputs)
+    rounds = [[event_us(call) / len(inputs) for call in calls] for _ in range(repeats)]
+    return [median(times) for times in zip(*rounds, strict=True)]
 
 
 def graph_us(function: Callable[[Any], object], inputs: Sequence[Any]) -> float:

@@ -13,6 +13,7 @@ with `_graph` are timed in a CUDA graph, the others as a user runs it.
 from __future__ import annotations
 
 import argparse
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -111,15 +112,17 @@ def time_mode(block: LightNL, inputs: list[Tensor], mode: str, names: tuple[str,
     block.train(training).to(torch.float32 if training else torch.bfloat16)
     for x in inputs:
         x.requires_grad_(training)
-    times = {}
+    torch.compiler.reset()
+    functions = []
+    for name in names:
+        same = copy.deepcopy(block)
+        same.fused = name == "fused"
+        function: Any = torch.compile(same) if name == "compiled" else same
+        functions.append(step_function(same, function) if training else function)
     with torch.set_grad_enabled(training):
-        for name in names:
-            block.fused = name == "fused"
-            torch.compiler.reset()
-            function: Any = torch.compile(block) if name == "compiled" else block
-            if training:
-                function = step_function(block, function)
-            times[f"{mode}_{name}_us"] = eager_us(function, inputs)
+        found = eager_us(functions, inputs)
+        times = {f"{mode}_{name}_us": us for name, us in zip(names, found, strict=True)}
+        for name, function in zip(names, functions, strict=True):
             times[f"{mode}_{name}_graph_us"] = graph_us(function, inputs)
     return times
 

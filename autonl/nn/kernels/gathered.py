@@ -89,6 +89,17 @@ def two_products(a, b, factor, c, d, other_factor):
 
 
 @triton.jit
+def exact_product(a, slope, total):
+    """total + a slope, where a is what x holds and slope (float32) is not rounded to the 8 bits of a bfloat16: dw is
+    what is left of large sums that cancel. A second product takes what the first one's rounding leaves."""
+    high = half_range(slope, 7000.0, a.dtype)
+    total = tl.dot(a, high, total, input_precision="ieee")
+    if a.dtype == tl.bfloat16:
+        total = tl.dot(a, (slope - high.to(tl.float32)).to(a.dtype), total, input_precision="ieee")
+    return total
+
+
+@triton.jit
 def without_padding(matrix, RP: tl.constexpr, WIDE: tl.constexpr, CB: tl.constexpr):
     """(WIDE, CB) -> (RP, CB): rows from RP on are zero."""
     if RP == WIDE:
@@ -211,12 +222,11 @@ def gathered_backward(
         slope -= tl.load(u + place, mask=inside, other=0.0).to(tl.float32) * drift[None, :] + level[None, :]
         own_place = position[:, None] * CHS + channel[None, :]
         tl.store(du + own_place, half_range(slope, 7000.0, du.dtype.element_ty), mask=inside)
-        slope = half_range(slope, 7000.0, x.dtype.element_ty)
         # where not `there`, these two are zero
         beside = around(x, position, there, height, width, CHS, COMPACT, CHANNELS_LAST, P, RP)  # (P, 8 RP)
         itself = compact_tile(x, position, compact, there, positions, CHS, COMPACT, CHANNELS_LAST)  # (P, WIDE)
-        beside_sum = tl.dot(tl.trans(beside), slope, beside_sum, input_precision="ieee")  # (8 RP, P) (P, CB)
-        itself_sum = tl.dot(tl.trans(itself), slope, itself_sum, input_precision="ieee")  # (WIDE, P) (P, CB)
+        beside_sum = exact_product(tl.trans(beside), slope, beside_sum)  # (8 RP, P) (P, CB)
+        itself_sum = exact_product(tl.trans(itself), slope, itself_sum)  # (WIDE, P) (P, CB)
 
     sides, centre = load_taps(weight, channel, CHS)  # (8, CB), (CB,)
     image_gram = tl.load(gram + image * (COMPACT * CHS) + matrix, mask=both, other=0.0)  # (WIDE, CB)

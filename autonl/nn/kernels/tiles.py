@@ -84,28 +84,27 @@ def forward_alternatives(chs: int, compact_chs: int, positions: int) -> list[Til
     """Tiles for 16-bit inputs that may beat `forward_tile`: `benchmarks.lightnl --settle` times them.
 
     What lost on an H200 is not here any more: 8 warps, wide blocks of channels, other steps, bands and stages of the
-    kernels that are not `gathered`.
+    kernels that are not `gathered`, and more than one stage of those that are: loads that a pipeline makes go past the
+    first cache, which holds what nine neighbours share.
     """
     if not gathered_fits(chs, compact_chs, positions):
         return []
-    one = Tile(64, power_of_two(chs, 16, 64), warps=4, bands=2, stages=2, gathered=True)
+    one = Tile(64, power_of_two(chs, 16, 64), warps=4, bands=2, stages=1, gathered=True)
     whole = replace(one, positions=128, warps=8, bands=1)  # an image a program, G in it
     if positions <= 1024:
-        shared = replace(one, bands=4, gram_parts=2, gram_positions=64)
+        shared = replace(one, bands=4, gram_parts=1, gram_positions=64)
         narrow = replace(one, channels=32)  # 119 registers a thread in training, not 195
-        return [one, whole, shared, replace(one, bands=3), narrow, replace(narrow, bands=1)]
+        return [one, whole, shared, replace(shared, positions=32), replace(one, bands=1), narrow]
     shared = replace(one, bands=4, gram_parts=2, gram_positions=256)
     wide = replace(shared, positions=128)
-    others = [replace(shared, bands=2), replace(shared, bands=7), replace(shared, stages=3), replace(wide, stages=3)]
-    return [shared, wide, whole, *others]
+    others = [replace(shared, bands=bands) for bands in (2, 7, 14)]
+    return [shared, wide, whole, *others, replace(shared, positions=32), replace(shared, gram_parts=4)]
 
 
 def backward_alternatives(chs: int, compact_chs: int, positions: int) -> list[Tile]:
     """The same for `depthwise_backward_tile`. Blocks of 64 channels take 245 registers a thread of 4 warps."""
     if not gathered_fits(chs, compact_chs, positions):
         return []
-    one = Tile(64, power_of_two(chs, 16, 32), warps=4, bands=2, stages=2, gathered=True)
-    found = [one, replace(one, positions=32), replace(one, stages=1)]
-    if positions <= 1024:
-        return [*found, replace(one, bands=1), replace(one, channels=16), replace(one, channels=64, warps=8)]
-    return [*found, replace(one, bands=4), replace(one, warps=8)]
+    one = Tile(64, power_of_two(chs, 16, 32), warps=4, bands=2, stages=1, gathered=True)
+    found = [one, replace(one, positions=32), replace(one, bands=1), replace(one, bands=4), replace(one, positions=128)]
+    return [*found, replace(one, channels=64, warps=8)] if positions <= 1024 else [*found, replace(one, bands=7)]
