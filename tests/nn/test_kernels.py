@@ -39,7 +39,7 @@ INTERPRETED = [
     (2, 36, 4, 4, 0.5, 1, "channels_last", "float32", {"spatial": True}),
     (2, 17, 3, 5, 0.25, 2, "contiguous_format", "float16", {"spatial": True}),
     (2, 17, 4, 5, 0.125, 2, "channels_last", "float16", {"positions": 32, "step": 16}),
-    (2, 24, 5, 6, 0.25, 2, "channels_last", "float32", {"gathered": True, "bands": 2, "gram_parts": 1}),
+    (2, 24, 5, 6, 0.25, 2, "channels_last", "float32", {"gathered": True, "bands": 2}),
     (2, 20, 4, 5, 0.5, 1, "contiguous_format", "float16", {"gathered": True}),
 ]
 

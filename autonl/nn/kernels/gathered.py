@@ -1,21 +1,23 @@
-# ruff: noqa: N803, N806, SIM102 - Triton writes what is known when a kernel is compiled in capitals
+# ruff: noqa: N803, N806 - Triton writes what is known when a kernel is compiled in capitals
 """LightNL with the depthwise kernel inside the product, in Triton: for few compact channels on large maps.
 
 u[p] = sum_t w[t] y[p + t] and y = x_c G, so u = X W with the compact channels of all nine positions around p side by
-side, X (H W, 9 Cr), and W[(t, r), c] = w[t, c] G[r, c]: two products a tile, of the eight neighbours and of the centre,
-and neither y nor du has to be kept where neighbours can see it. Backward the same X gives everything but dx:
+side, X (H W, 9 Cr), and W[(t, r), c] = w[t, c] G[r, c]: `gathered_weights` makes W of an image, `gathered_forward` takes
+two products a tile, of the eight neighbours and of the position itself, and neither y nor du has to be kept where
+neighbours can see it. Backward the same X gives everything but dx:
 
     A       = X^T du                     (9 Cr, C) an image
     dG      = sum_t w[t] A[t],   dw[t] = sum_r G[r] A[t, r], summed over the images
 
 In comments P, CB and RP are a tile's positions, channels and compact channels (8 or more), and WIDE is RP, but 16 at
-least: no product is narrower.
+least: no product is narrower. Loads are not pipelined: that would take them past the first cache, which holds what
+neighbours share.
 """
 
 import triton
 import triton.language as tl
 
-from autonl.nn.kernels.forward import whole_gram
+from autonl.nn.kernels.forward import gram_matrix
 from autonl.nn.kernels.pieces import (
     compact_tile,
     folded_norm,
@@ -37,16 +39,17 @@ def around(
     """The compact channels of the eight positions around each position, row by row: (P,) -> (P, 8 RP), zero outside
     the map and where not `there` (P,). Whole 16-byte loads, as in compact_tile."""
     LIMIT: tl.constexpr = min(CHS, (COMPACT + 7) // 8 * 8)
-    compact = tl.arange(0, RP)[None, None, :]
-    tap = side_taps()
-    down = (tap // 3 - 1)[None, :]
-    right = (tap % 3 - 1)[None, :]
+    column = tl.arange(0, 8 * RP)[None, :]
+    compact = column % RP
+    side = column // RP
+    tap = side + (side >= 4).to(tl.int32)
+    down = tap // 3 - 1
+    right = tap % 3 - 1
     row, col = place_of(position, width)
     inside = there[:, None] & within(row[:, None] + down, height) & within(col[:, None] + right, width)
-    near = (position[:, None] + down * width + right)[:, :, None]  # (P, 8, 1)
+    near = position[:, None] + (down * width + right)
     place = near * CHS + compact if CHANNELS_LAST else near + compact * (height * width)
-    found = tl.load(x + place, mask=inside[:, :, None] & (compact < LIMIT), other=0.0)  # (P, 8, RP)
-    return tl.reshape(found, (P, 8 * RP))
+    return tl.load(x + place, mask=inside & (compact < LIMIT), other=0.0)
 
 
 @triton.jit
@@ -109,72 +112,124 @@ def without_padding(matrix, RP: tl.constexpr, WIDE: tl.constexpr, CB: tl.constex
 
 
 @triton.jit
-def gathered_forward(
+def gathered_weights(
     x,  # (N, C, H, W) in either memory format
-    out,  # like x: z for inference, u for training
     weight,  # (C, 1, 3, 3)
     gamma, beta, mean, variance,  # (C,) inference only
-    gram_parts,  # (N, GRAM_PARTS, Cr, C) float32: their sum is G; where there are none, G is made here
     gram_out,  # (N, Cr, C) float32, training only: G
-    moments,  # (N bands, 2, C) float32, training only: a band's mean of u, and sum of squared differences from it
+    products,  # (N, 9 RP, C) like x: W / factor, the eight sides' rows first
+    factors,  # (N,) float32
     height, width,
     samples,
-    band,  # positions a program makes
     eps,
     CHS: tl.constexpr, COMPACT: tl.constexpr, STRIDE: tl.constexpr, CHANNELS_LAST: tl.constexpr,
-    TRAINING: tl.constexpr, GRAM_PARTS: tl.constexpr,
-    P: tl.constexpr, CB: tl.constexpr, RP: tl.constexpr, WIDE: tl.constexpr,
+    TRAINING: tl.constexpr, P: tl.constexpr, CB: tl.constexpr, RP: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    positions = height * width
-    image, begin, end, channel, entry = this_program(positions, band, CB)
+    """G of one image, and W, of which a BN for inference is a part. All channels are one block."""
+    image, begin, end, channel, _ = this_program(samples, samples, CB)
     real = channel < CHS
     compact, matrix, both = gram_block(channel, CHS, COMPACT, WIDE)
-    x += image * positions * CHS
-    out += image * positions * CHS
-    gram = whole_gram(
-        x, gram_parts, image, channel, samples, height, width,
-        CHS, COMPACT, STRIDE, CHANNELS_LAST, GRAM_PARTS, P, CB, WIDE,
+    x += image * height * width * CHS
+    gram = gram_matrix(
+        x, channel, compact, begin, end, height, width, CHS, COMPACT, STRIDE, CHANNELS_LAST, P, CB, WIDE
     )  # fmt: skip
-    if TRAINING:
-        if tl.program_id(1) == 0:
-            tl.store(gram_out + image * (COMPACT * CHS) + matrix, gram, mask=both)
-
     sides, centre = load_taps(weight, channel, CHS)  # (8, CB), (CB,)
-    if not TRAINING:
-        inverse, shift = folded_norm(gamma, beta, mean, variance, channel, eps, CHS)
+    if TRAINING:
+        tl.store(gram_out + image * (COMPACT * CHS) + matrix, gram, mask=both)
+    else:
+        inverse, _ = folded_norm(gamma, beta, mean, variance, channel, eps, CHS)
         sides *= inverse[None, :]
         centre *= inverse
     few = without_padding(gram, RP, WIDE, CB)
-    outer, factor = narrow(tl.reshape(sides[:, None, :] * few[None, :, :], (8 * RP, CB)), x.dtype.element_ty)
-    inner, inner_factor = narrow(gram * centre[None, :], x.dtype.element_ty)  # (WIDE, CB)
+    outer = tl.reshape(sides[:, None, :] * few[None, :, :], (8 * RP, CB))
+    inner = few * centre[None, :]  # (RP, CB)
+    if x.dtype.element_ty == tl.float16:
+        peak = tl.maximum(tl.max(tl.max(tl.abs(outer), axis=1), axis=0), tl.max(tl.max(tl.abs(inner), axis=1), axis=0))
+        factor = tl.where(peak > 0, peak, 1.0)
+        tl.store(factors + image, factor)
+        outer /= factor
+        inner /= factor
+    products += image * (9 * RP * CHS)
+    _, place, _ = gram_block(channel, CHS, 8 * RP, 8 * RP)
+    tl.store(products + place, outer.to(products.dtype.element_ty), mask=real[None, :])
+    _, place, _ = gram_block(channel, CHS, RP, RP)
+    tl.store(products + 8 * RP * CHS + place, inner.to(products.dtype.element_ty), mask=real[None, :])
 
+
+@triton.jit
+def convolved(
+    x, position, there, channel, outer, inner, factor, height, width,
+    CHS: tl.constexpr, COMPACT: tl.constexpr, CHANNELS_LAST: tl.constexpr, P: tl.constexpr, RP: tl.constexpr,
+):  # fmt: skip
+    """u and x at a tile of positions, zero where not `there`: 2 x (P, CB), the first in float32."""
+    place = offsets(position, channel, height * width, CHS, CHANNELS_LAST)
+    tile = tl.load(x + place, mask=there[:, None] & (channel < CHS)[None, :], other=0.0)
+    beside = around(x, position, there, height, width, CHS, COMPACT, CHANNELS_LAST, P, RP)  # (P, 8 RP)
+    u = tl.dot(beside, outer, input_precision="ieee")  # (P, 8 RP) (8 RP, CB) -> (P, CB)
+    u = tl.dot(tile, inner, u, input_precision="ieee")  # (P, CB) (CB, CB) -> (P, CB)
+    if x.dtype.element_ty == tl.float16:
+        u *= factor
+    return u, tile
+
+
+@triton.jit
+def gathered_forward(
+    x,  # (N, C, H, W) in either memory format
+    out,  # like x: z for inference, u for training
+    products, factors,  # as gathered_weights leaves them
+    gamma, beta, mean, variance,  # (C,) inference only
+    moments,  # (N bands, 2, C) float32, training only: a band's mean of u, and sum of squared differences from it
+    height, width,
+    band,  # positions a program makes
+    eps,
+    CHS: tl.constexpr, COMPACT: tl.constexpr, CHANNELS_LAST: tl.constexpr, TRAINING: tl.constexpr,
+    P: tl.constexpr, CB: tl.constexpr, RP: tl.constexpr,
+):  # fmt: skip
+    """All channels are one block: a position's own compact channels, which a product needs, are among what is added."""
+    positions = height * width
+    image, begin, end, channel, entry = this_program(positions, band, CB)
+    real = channel < CHS
+    x += image * positions * CHS
+    out += image * positions * CHS
+    products += image * (9 * RP * CHS)
+    _, place, _ = gram_block(channel, CHS, 8 * RP, 8 * RP)
+    outer = tl.load(products + place, mask=real[None, :], other=0.0)  # (8 RP, CB)
+    _, place, both = gram_block(channel, CHS, COMPACT, CB)
+    inner = tl.load(products + 8 * RP * CHS + place, mask=both, other=0.0)  # (CB, CB): rows from COMPACT on are zero
+    factor = 1.0
+    if x.dtype.element_ty == tl.float16:
+        factor = tl.load(factors + image)
     if TRAINING:
         # sums of (u - pivot) and its square, a position of the tile each: summed over the tile only once, below.
-        # The pivot, u in the middle of the band, keeps a mean far from zero from swamping the variance.
+        # The pivot, the mean of u in the first tile, keeps a mean far from zero from swamping the variance.
         plain_sum = tl.zeros((P, CB), dtype=tl.float32)
         square_sum = tl.zeros((P, CB), dtype=tl.float32)
-        middle = (begin + end) // 2 + tl.arange(0, 1)
-        sample = around(x, middle, middle < end, height, width, CHS, COMPACT, CHANNELS_LAST, 1, RP)  # (1, 8 RP)
-        centre_sample = compact_tile(x, middle, compact, middle < end, positions, CHS, COMPACT, CHANNELS_LAST)
-        pivot = tl.sum(tl.trans(sample).to(tl.float32) * outer.to(tl.float32), axis=0) * factor
-        pivot += tl.sum(tl.trans(centre_sample).to(tl.float32) * inner.to(tl.float32), axis=0) * inner_factor
+        position = begin + tl.arange(0, P)
+        first, _ = convolved(
+            x, position, position < end, channel, outer, inner, factor, height, width,
+            CHS, COMPACT, CHANNELS_LAST, P, RP,
+        )  # fmt: skip
+        pivot = tl.sum(first, axis=0) / tl.minimum(end - begin, P)
+    else:
+        _, shift = folded_norm(gamma, beta, mean, variance, channel, eps, CHS)
+        column = tl.arange(0, CB)
+        same = (column[:, None] == column[None, :]).to(x.dtype.element_ty)  # (CB, CB): a product that moves x, exactly
     for start in range(begin, end, P):
         position = start + tl.arange(0, P)
-        there = position < end
-        beside = around(x, position, there, height, width, CHS, COMPACT, CHANNELS_LAST, P, RP)  # (P, 8 RP)
-        itself = compact_tile(x, position, compact, there, positions, CHS, COMPACT, CHANNELS_LAST)  # (P, WIDE)
-        # (P, 8 RP) (8 RP, CB) + (P, WIDE) (WIDE, CB) -> (P, CB)
-        u = two_products(beside, outer, factor, itself, inner, inner_factor)
-        here = there[:, None] & real[None, :]
-        place = offsets(position, channel, positions, CHS, CHANNELS_LAST)
+        u, tile = convolved(
+            x, position, position < end, channel, outer, inner, factor, height, width,
+            CHS, COMPACT, CHANNELS_LAST, P, RP,
+        )  # fmt: skip
+        here = (position < end)[:, None] & real[None, :]
+        spots = offsets(position, channel, positions, CHS, CHANNELS_LAST)
         if TRAINING:
             away = tl.where(here, u - pivot[None, :], 0.0)
             plain_sum += away
             square_sum += away * away
-            tl.store(out + place, u.to(out.dtype.element_ty), mask=here)
+            tl.store(out + spots, u.to(out.dtype.element_ty), mask=here)
         else:
-            z = tl.load(x + place, mask=here, other=0.0).to(tl.float32) + u + shift[None, :]
-            tl.store(out + place, z.to(out.dtype.element_ty), mask=here)
+            z = tl.dot(tile, same, u, input_precision="ieee") + shift[None, :]
+            tl.store(out + spots, z.to(out.dtype.element_ty), mask=here)
     if TRAINING:
         store_moments(moments + entry * (2 * CHS), channel, pivot, plain_sum, square_sum, end - begin, CHS)
 

@@ -20,7 +20,7 @@ from autonl.nn.kernels.backward import (
     sum_taps,
 )
 from autonl.nn.kernels.forward import batch_statistics, gram_kernel, lightnl_forward, normalise_add, spatial_forward
-from autonl.nn.kernels.gathered import gathered_backward, gathered_forward, gathered_input_backward
+from autonl.nn.kernels.gathered import gathered_backward, gathered_forward, gathered_input_backward, gathered_weights
 from autonl.nn.kernels.passes import Buffers, Launch, Plan, Run, carry_out, run_again, run_traced
 from autonl.nn.kernels.tiles import (
     Tile,
@@ -117,6 +117,8 @@ def forward_launches(problem: Problem, training: bool, tile: Tile | None) -> For
     images, chs, height, width, *_ = problem
     positions, samples = problem.positions, problem.samples
     tile = tile or forward_tile(chs, problem.compact_chs, positions, problem.dtype, training)
+    if tile.gathered:
+        return gathered_launches(problem, training, tile)
     blocks = -(-chs // tile.channels)
     constants = problem.product_constants(tile) | {"STRIDE": problem.stride, "STEP": tile.step or tile.positions}
     scratch_dtype = product_dtype(problem.dtype)
@@ -142,13 +144,6 @@ def forward_launches(problem: Problem, training: bool, tile: Tile | None) -> For
         buffers["gram_parts"] = ((images, parts, problem.compact_chs, chs), torch.float32)
     bands, band, halo = banded(positions, width, tile)
     norm, moments = ("- - - -", "gram moments") if training else ("gamma beta mean variance", "- -")
-    if tile.gathered:
-        tensors = f"x out weight {norm} {'gram_parts' if parts else '-'} {moments}"
-        scalars = (height, width, samples, band, problem.eps)
-        constants = problem.gathered_constants(tile) | {"STRIDE": problem.stride}
-        constants |= {"TRAINING": training, "GRAM_PARTS": parts}
-        launches.append(Launch(gathered_forward, tensors, (blocks, bands, images), scalars, constants, tile))
-        return Forward(launches, buffers, bands, band)
     launches.append(
         Launch(
             lightnl_forward,
@@ -161,6 +156,27 @@ def forward_launches(problem: Problem, training: bool, tile: Tile | None) -> For
     )
     buffers["scratch"] = ((images * bands * blocks, band + 2 * halo + 9, tile.channels), scratch_dtype)
     return Forward(launches, buffers, bands, band)
+
+
+def gathered_launches(problem: Problem, training: bool, tile: Tile) -> Forward:
+    """The same with the depthwise kernel inside the product."""
+    images, chs, height, width, *_ = problem
+    norm = "- - - -" if training else "gamma beta mean variance"
+    tile = replace(tile, channels=power_of_two(chs, 16, 1024))
+    gram_tile = replace(tile, positions=tile.gram_positions, stages=tile.gram_stages, warps=8)
+    known = {"TRAINING": training}
+    tensors = f"x weight {norm} {'gram' if training else '-'} products factors"
+    scalars: tuple[Any, ...] = (height, width, problem.samples, problem.eps)
+    constants = problem.gathered_constants(gram_tile) | known | {"STRIDE": problem.stride}
+    weights = Launch(gathered_weights, tensors, (1, 1, images), scalars, constants, gram_tile)
+    bands, band, _ = banded(problem.positions, width, tile)
+    tensors = f"x out products factors {norm} {'moments' if training else '-'}"
+    constants = problem.gathered_constants(tile) | known
+    rows = 9 * constants["RP"]
+    del constants["WIDE"]
+    forward = Launch(gathered_forward, tensors, (1, bands, images), (height, width, band, problem.eps), constants, tile)
+    buffers: Buffers = {"products": ((images, rows, chs), problem.dtype), "factors": ((images,), torch.float32)}
+    return Forward([weights, forward], buffers, bands, band)
 
 
 @lru_cache(PLANS)

@@ -89,16 +89,10 @@ def forward_alternatives(chs: int, compact_chs: int, positions: int) -> list[Til
     """
     if not gathered_fits(chs, compact_chs, positions):
         return []
-    one = Tile(64, power_of_two(chs, 16, 64), warps=4, bands=2, stages=1, gathered=True)
-    whole = replace(one, positions=128, warps=8, bands=1)  # an image a program, G in it
-    if positions <= 1024:
-        shared = replace(one, bands=4, gram_parts=1, gram_positions=64)
-        narrow = replace(one, channels=32)  # 119 registers a thread in training, not 195
-        return [one, whole, shared, replace(shared, positions=32), replace(one, bands=1), narrow]
-    shared = replace(one, bands=4, gram_parts=2, gram_positions=256)
-    wide = replace(shared, positions=128)
-    others = [replace(shared, bands=bands) for bands in (2, 7, 14)]
-    return [shared, wide, whole, *others, replace(shared, positions=32), replace(shared, gram_parts=4)]
+    one = Tile(64, power_of_two(chs, 16, 64), warps=4, bands=-(-positions // 784), stages=1, gathered=True)
+    eight = replace(one, positions=128, warps=8)
+    divided = [replace(tile, bands=bands) for tile in (one, eight) for bands in (2 * one.bands, 4 * one.bands)]
+    return [one, eight, *divided, replace(one, gram_positions=256, gram_stages=2)]
 
 
 def backward_alternatives(chs: int, compact_chs: int, positions: int) -> list[Tile]:
