@@ -113,11 +113,11 @@ def graph_us(function: Callable[[Any], object], inputs: Sequence[Any]) -> float:
     return time
 
 
-def compile_ahead(function: Callable[..., object], calls: Sequence[tuple[Any, ...]]) -> None:
-    """Make the calls in processes of their own, all at once, for the compilers' caches on disk; results are dropped.
+def compile_ahead(function: Callable[..., object], calls: Sequence[tuple[Any, ...]], most: int | None = None) -> None:
+    """Make the calls in processes of their own, all or `most` at once, for the compilers' caches; results are dropped.
 
     One after the other the compilations take minutes. A call that fails here fails again where it is timed.
     """
-    processes = min(len(calls), os.cpu_count() or 1)
+    processes = min(len(calls), most or os.cpu_count() or 1)
     with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
         wait([pool.submit(function, *call) for call in calls])

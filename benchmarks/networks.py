@@ -23,7 +23,7 @@ from autonl.nn.light_nonlocal import LightNL
 from benchmarks import RESULTS, compile_ahead, events_us, require_cuda, write_rows, write_table
 
 BASELINE = "timm:mobilenetv2_100"
-
+AT_ONCE = 4  # networks that are compiled side by side: each takes the memory of a training step
 
 VARIANTS = ("kernels", "plain", "bare")
 TABLE = ("network", "variant", "mode", "compiled", "batch", "images_per_s", "peak_gib")
@@ -113,7 +113,7 @@ def main() -> None:
         for compiled in ((False,) if arguments.no_compile else (False, True))
         for kind in kinds
     ]
-    compile_ahead(measure, [call for call in calls if call[-1]] or calls)
+    compile_ahead(measure, [call for call in calls if call[-1]] or calls, AT_ONCE)
     rows: list[dict[str, Any]] = []
     for call in calls:
         rows.append(measure(*call))

@@ -11,7 +11,7 @@ from autonl.arch.codec import block_to_string
 from autonl.arch.macs import count_macs
 from benchmarks import RESULTS, read_rows
 from benchmarks.evidence.__main__ import append, keys, queue, row_file
-from benchmarks.evidence.document import DOC, Claim, Group, document, verdict
+from benchmarks.evidence.document import DOC, Claim, Group, document, overlap, verdict
 from benchmarks.evidence.jobs import SUITES, Job
 from benchmarks.evidence.run import COLUMNS, Setup, budget_of, network_of
 
@@ -55,6 +55,18 @@ def groups(**values):
 def test_what_is_said_of_a_claim(better, worse, target, said):
     found = groups(worse=worse) | (groups(better=better) if better else {})
     assert verdict(Claim("s", "it is so", "better", "worse", target), found).startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "said"),
+    [
+        ([1, 2], [2, 3], "one 1.00 to 2.00, other 2.00 to 3.00: they overlap"),
+        ([1, 4], [2, 3], "one 1.00 to 4.00, other 2.00 to 3.00: they overlap"),
+        ([4, 5], [2, 3], "one 4.00 to 5.00, other 2.00 to 3.00: they **do not overlap**"),
+    ],
+)
+def test_what_is_said_of_two_ranges(one, other, said):
+    assert overlap(*groups(one=one, other=other).values()) == said
 
 
 def test_the_document_is_what_the_rows_say():

@@ -22,6 +22,8 @@ from autonl.data.loaders import EvaluationBatches, TrainingBatches
 from autonl.data.memory import Batch
 from autonl.data.order import Share, derive_seed
 from autonl.errors import AutoNLError
+from autonl.nn.kernels import HAS_TRITON
+from autonl.nn.light_nonlocal import use_kernels
 from autonl.train.bn import calibrate_bn, share_bn
 from autonl.train.config import LoopConfig
 from autonl.train.graphs import Graphed, can_be_recorded
@@ -107,6 +109,10 @@ class Loop:
             module = convert_sync_batchnorm(module)
         if config.channels_last:
             module = module.to(memory_format=torch.channels_last)
+        if config.kernels:
+            use_kernels(module)
+            if fabric.device.type != "cuda" or not HAS_TRITON:
+                self.progress.say("loop.kernels: there are none for this device, LightNL takes the plain path")
         tunings = task.tunings(module, self.steps_per_epoch)
         wrapped: Any = torch.compile(module) if config.compile else module
         self.graphed = Graphed(module) if can_be_recorded(fabric, task, train, config) else None

@@ -111,6 +111,7 @@ TITLES = {
     "widths": "Widths and very small settings",
     "budget": "At 60 % of the MACs",
     "ablation": "What the parts of the search bring (one run each, without trials)",
+    "kernels": "Do LightNL's kernels change where a training of 10 epochs ends?",
     "tuning": "How the recipe was chosen",
 }
 
@@ -187,9 +188,17 @@ def section(suite: str) -> list[str]:
         lines += [f"- LightNL blocks that the searches kept: {kept}."]
     if suite == "tuning":
         lines += [TUNING]
+    if suite == "kernels" and len(found) == 2:
+        lines += [f"- From smallest to largest, with and without kernels: {overlap(*found.values())}."]
     hardware = sorted({f"{row['gpu']}, torch {row['torch']}, timm {row['timm']}" for row in rows})
     lines += ["", f"{'; '.join(hardware)}.", ""]
     return lines
+
+
+def overlap(one: Group, other: Group) -> str:
+    low, high = max(min(one.values), min(other.values)), min(max(one.values), max(other.values))
+    spans = ", ".join(f"{group.name} {min(group.values):.2f} to {max(group.values):.2f}" for group in (one, other))
+    return f"{spans}: they {'overlap' if low <= high else '**do not overlap**'}"
 
 
 def document() -> str:

@@ -185,4 +185,15 @@ def segmentation() -> list[Job]:
     return [pretrained, *seeds(3, backbone("MobileNetV2"), backbone("+ LightNL"))]
 
 
-SUITES = {suite.__name__: suite for suite in (tuning, gain, search, segmentation, table2, widths, budget, ablation)}
+def kernels() -> list[Job]:
+    """Does a short training end elsewhere with LightNL's kernels? The rows of suite gain have none."""
+    suite, short = "kernels", ("schedule.epochs=10", "schedule.warmup_epochs=2")
+    return seeds(
+        3,
+        trained(suite, "plain", "mobilenetv2_100+lightnl", settings=short),
+        trained(suite, "kernels", "mobilenetv2_100+lightnl", settings=(*short, "loop.kernels=true")),
+    )
+
+
+ALL = (tuning, gain, search, segmentation, table2, widths, budget, ablation, kernels)
+SUITES = {suite.__name__: suite for suite in ALL}

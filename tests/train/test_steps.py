@@ -8,9 +8,11 @@ from lightning.fabric import Fabric
 from torch import nn
 
 from autonl.data.sources import open_source
+from autonl.nn.light_nonlocal import LightNL
 from autonl.train.bn import calibrate_bn
 from autonl.train.config import LoopConfig, load_config
 from autonl.train.loop import Loop
+from autonl.train.progress import Progress
 from autonl.train.run import train_classifier
 from autonl.train.tasks import Classification, Task, classification_metrics, create_optimizer, create_schedule
 from tests.train.small import NETWORK, ON_CPU, small_config, train_small
@@ -205,3 +207,20 @@ def test_a_training_that_keeps_images_to_choose_by_is_judged_by_them(digit_folde
     assert len(source.selection) != len(source.validation)
     result = train_small(digit_folder, tmp_path / "run", **sections)
     assert result.metrics["val_images"] == len(source.selection)
+
+
+class Heard(Progress):
+    def __init__(self):
+        self.said = []
+
+    def say(self, message):
+        self.said.append(message)
+
+
+@pytest.mark.parametrize("kernels", [False, True])
+def test_kernels_are_asked_for_by_a_setting(digit_folder, tmp_path, kernels):
+    """On a CPU the plain path is taken all the same, and said."""
+    config, heard = small_config(digit_folder, schedule={"epochs": 1}, loop={"kernels": kernels}), Heard()
+    result = train_classifier(NETWORK, config, tmp_path / "run", where=ON_CPU, progress=lambda: heard)
+    assert [block.fused for block in result.module.modules() if isinstance(block, LightNL)] == [kernels]
+    assert any("loop.kernels: there are none" in message for message in heard.said) is kernels

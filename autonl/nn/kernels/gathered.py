@@ -2,9 +2,9 @@
 """LightNL with the depthwise kernel inside the product, in Triton: for few compact channels on large maps.
 
 u[p] = sum_t w[t] y[p + t] and y = x_c G, so u = X W with the compact channels of all nine positions around p side by
-side, X (H W, 9 Cr), and W[(t, r), c] = w[t, c] G[r, c]: `gathered_weights` makes W of an image, `gathered_forward` takes
-two products a tile, of the eight neighbours and of the position itself, and neither y nor du has to be kept where
-neighbours can see it. Backward the same X gives everything but dx:
+side, X (H W, 9 Cr), and W[(t, r), c] = w[t, c] G[r, c]: `gathered_weights` makes W of an image, `gathered_forward`
+takes two products a tile, of the eight neighbours and of the position itself, and neither y nor du has to be kept
+where neighbours can see it. Backward the same X gives everything but dx:
 
     A       = X^T du                     (9 Cr, C) an image
     dG      = sum_t w[t] A[t],   dw[t] = sum_r G[r] A[t, r], summed over the images
