@@ -14,6 +14,7 @@ from benchmarks.evidence.__main__ import append, keys, queue, row_file
 from benchmarks.evidence.document import DOC, Claim, Group, document, overlap, verdict
 from benchmarks.evidence.jobs import SUITES, Job
 from benchmarks.evidence.run import COLUMNS, Setup, budget_of, network_of
+from benchmarks.tried import rows_of
 
 
 @pytest.mark.parametrize("suite", SUITES)
@@ -55,6 +56,25 @@ def groups(**values):
 def test_what_is_said_of_a_claim(better, worse, target, said):
     found = groups(worse=worse) | (groups(better=better) if better else {})
     assert verdict(Claim("s", "it is so", "better", "worse", target), found).startswith(said)
+
+
+def test_trials_are_read_in_the_order_in_which_they_ran(tmp_path):
+    """Nine trials, two of them with one result: the first eight are drawn by the gates and by whims, four each."""
+    results = [30.0, 32.0, 31.0, 30.0, 36.0, 35.0, 34.0, 33.0, 39.0]
+    blocks = [[f"k3_s1_e{n}_c8"] * n + ["k3_s1_e1_c8_se0.25_nl0.25/1"] for n in range(len(results))]
+    candidates = [
+        {"trained": top1, "top1": 50.0 + n, "kept": [True] * (n + 1) + [False], "blocks": blocks[n]}
+        for n, top1 in enumerate(results)
+    ]
+    candidates.sort(key=lambda one: -one["trained"])
+    not_tried = {"trained": None, "top1": 60.0, "kept": [True], "blocks": []}
+    (tmp_path / "search.json").write_text(json.dumps({"candidates": [*candidates, not_tried]}))
+    (tmp_path / "trials.json").write_text(json.dumps({str(n): [top1, 100] for n, top1 in enumerate(results)}))
+    rows = rows_of(tmp_path)
+    assert [row["trained"] for row in rows] == results
+    assert [row["supernet"] - 50 for row in rows] == list(range(9))
+    assert [row["drawn_by"] for row in rows] == ["gates"] * 4 + ["whims"] * 4 + ["results"]
+    assert [(row["blocks"], row["lightnl"], row["se"]) for row in rows] == [(n + 1, 1, 1) for n in range(9)]
 
 
 @pytest.mark.parametrize(

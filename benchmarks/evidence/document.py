@@ -103,6 +103,14 @@ whole trainings of one network differ by their seed. A network that was itself c
 
 CHOSEN_BY_TRIALS = "found with trials"
 
+TRIED = """
+Mean top-1 on the selection images after 12 epochs at 64 px, and how many trials (`benchmarks/tried.py` read them out of
+the run folders). Of the {n} trials that were drawn before any result was known, top-1 is correlated by {supernet:.2f}
+with what the super-network gave the same network, by {blocks:.2f} with its number of blocks, by {lightnl:.2f} with its
+LightNL blocks and by {se:.2f} with its SE blocks. The super-network thus tells networks at one budget not at all apart,
+and a short training dislikes SE more than whole ones seem to: what trials find is believed after a whole training.
+"""
+
 TITLES = {
     "gain": "Does LightNL help, and is it the affinity?",
     "search": "Does the search find better networks, at the MACs of MobileNetV2 1.0?",
@@ -203,7 +211,7 @@ def overlap(one: Group, other: Group) -> str:
 
 def document() -> str:
     lines = [line for suite in TITLES for line in section(suite)]
-    return f"{HEAD}\n{FIGURE}\n" + "\n".join([*lines, *fidelity(), *digits()]).rstrip() + "\n"
+    return f"{HEAD}\n{FIGURE}\n" + "\n".join([*lines, *fidelity(), *tried(), *digits()]).rstrip() + "\n"
 
 
 def fidelity() -> list[str]:
@@ -226,6 +234,30 @@ def fidelity() -> list[str]:
         seconds = median(float(row["seconds"]) for row in here)
         lines.append(f"| {px} | {epochs} | {seconds:.0f} | {' | '.join(spans)} | {known} | {len(here)} |")
     return [*lines, FIDELITY]
+
+
+def tried() -> list[str]:
+    """What `python -m benchmarks.tried` read out of searches."""
+    rows = read_rows(RESULTS / "search_tried.csv")
+    if not rows:
+        return []
+    kinds = {"gates": "the gates", "whims": "whims", "results": "earlier results"}
+    lines = ["## What do the trials of a search find?", ""]
+    lines += [f"| search | {' | '.join(f'drawn by {name}' for name in kinds.values())} | best |", "|---|" + "---:|" * 4]
+    for search in dict.fromkeys(row["search"] for row in rows):
+        here = {kind: [float(row["trained"]) for row in rows if is_trial(row, search, kind)] for kind in kinds}
+        cells = [f"{mean(found):.1f} ({len(found)})" for found in here.values()]
+        lines.append(f"| {search} | {' | '.join(cells)} | {max(max(found) for found in here.values()):.1f} |")
+    blind = [row for row in rows if row["drawn_by"] != "results"]
+    known = {
+        name: correlation([float(row[name]) for row in blind], [float(row["trained"]) for row in blind])
+        for name in ("supernet", "blocks", "lightnl", "se")
+    }
+    return [*lines, TRIED.format(n=len(blind), **known)]
+
+
+def is_trial(row: dict[str, str], search: str, kind: str) -> bool:
+    return (row["search"], row["drawn_by"]) == (search, kind)
 
 
 def digits() -> list[str]:
