@@ -1,6 +1,6 @@
 """What the trials of searches came to, in the order in which they ran, from run folders.
 
-    python -m benchmarks.tried RUN... [--out benchmarks/results]
+    python -m benchmarks.tried RUN [RUN ...] [--out benchmarks/results]
 
 Appends to search_tried.csv, from which docs/results.md is made.
 """
@@ -21,7 +21,8 @@ COLUMNS = ("search", "trial", "drawn_by", "trained", "supernet", "blocks", "ligh
 
 def rows_of(run: Path) -> list[dict[str, Any]]:
     """search.json has the trials by their result, trials.json by their number."""
-    candidates = [one for one in json.loads((run / "search.json").read_text())["candidates"] if one["trained"]]
+    candidates = json.loads((run / "search.json").read_text())["candidates"]
+    candidates = [one for one in candidates if one["trained"] is not None]
     results = [top1 for top1, _ in json.loads((run / "trials.json").read_text()).values()]
     first = min(len(results), max(LEAST_KNOWN, len(results) // 2))  # as in search.trials.proposals
     rows = []
@@ -40,6 +41,7 @@ def main() -> None:
     parser.add_argument("runs", nargs="+", type=Path)
     parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
     path = arguments.out / "search_tried.csv"
     new = not path.exists()
     with path.open("a", newline="") as file:
@@ -47,7 +49,8 @@ def main() -> None:
         if new:
             writer.writeheader()
         for run in arguments.runs:
-            writer.writerows(rows_of(run))
+            writer.writerows(rows := rows_of(run))
+            print(f"{run}: {len(rows)} trials")
 
 
 if __name__ == "__main__":

@@ -60,7 +60,7 @@ def test_what_is_said_of_a_claim(better, worse, target, said):
 
 def test_trials_are_read_in_the_order_in_which_they_ran(tmp_path):
     """Nine trials, two of them with one result: the first eight are drawn by the gates and by whims, four each."""
-    results = [30.0, 32.0, 31.0, 30.0, 36.0, 35.0, 34.0, 33.0, 39.0]
+    results = [0.0, 32.0, 31.0, 36.0, 36.0, 35.0, 34.0, 33.0, 39.0]
     blocks = [[f"k3_s1_e{n}_c8"] * n + ["k3_s1_e1_c8_se0.25_nl0.25/1"] for n in range(len(results))]
     candidates = [
         {"trained": top1, "top1": 50.0 + n, "kept": [True] * (n + 1) + [False], "blocks": blocks[n]}

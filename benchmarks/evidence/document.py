@@ -104,11 +104,12 @@ whole trainings of one network differ by their seed. A network that was itself c
 CHOSEN_BY_TRIALS = "found with trials"
 
 TRIED = """
-Mean top-1 on the selection images after 12 epochs at 64 px, and how many trials (`benchmarks/tried.py` read them out of
-the run folders). Of the {n} trials that were drawn before any result was known, top-1 is correlated by {supernet:.2f}
-with what the super-network gave the same network, by {blocks:.2f} with its number of blocks, by {lightnl:.2f} with its
-LightNL blocks and by {se:.2f} with its SE blocks. The super-network thus tells networks at one budget not at all apart,
-and a short training dislikes SE more than whole ones seem to: what trials find is believed after a whole training.
+Mean top-1 on the selection images after 12 epochs at 64 px, and how many trials (`python -m benchmarks.tried RUN` reads
+them out of run folders). Of the {n} trials that were drawn before any result was known, top-1 is correlated by
+{supernet:.2f} with what the super-network gave the same network, by {blocks:.2f} with its number of blocks, by
+{lightnl:.2f} with its LightNL blocks and by {se:.2f} with its SE blocks. The super-network thus tells networks at one
+budget not at all apart, and a short training dislikes SE more than whole ones seem to: what trials find is believed
+after a whole training.
 """
 
 TITLES = {

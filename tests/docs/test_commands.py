@@ -53,7 +53,7 @@ EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["option
 # what the reader puts in
 MEANT = {
     "DIR": "flowers", "VOC_ROOT": "voc", "NAME": "autonl_l", "REF": "runs/trained", "IMAGE": "photo.jpg",
-    "SUITE": "gain",
+    "SUITE": "gain", "RUN": "runs/searched",
 }  # fmt: skip
 
 FEWER = {"measure": ["--rounds", "1", "--space", "digits", "--width", "0.25"]}  # of the space that SMALL searches
@@ -81,6 +81,7 @@ BENCHMARKS = {
     ),
     "benchmarks.networks": ("--batch 8 --no-compile --out results", r"^timm:mobilenetv2_100 .*inference"),
     "benchmarks.search": ("--space digits --res 32 --batch 4 --steps 1 --rounds 1", r"^ratio +\d"),
+    "benchmarks.tried": ("--out results", r"searched: 2 trials$"),
     "benchmarks.trials": ("--seeds 1 --out results", r"'worths': 'shared', 'trials': 20"),
     "benchmarks.training": ("--epochs 2 --workers 1 --set data.batch_size=16", r"training_\w+\.csv$"),
 }
@@ -168,6 +169,9 @@ def run_benchmark(words, request):
     small, says = BENCHMARKS[words[2]]
     if "voc" in words:  # beside the images, the weights that the suite starts from
         torch.save(timm.create_model("tf_efficientnet_lite0").state_dict(), "voc/tf_efficientnet_lite0_fp16.pth")
+    if "runs/searched" in words:
+        search = "autonl search --data digits --space digits --recipe demo --set search.trials=2 --out runs/searched"
+        run_autonl(shlex.split(search), request)
     own = [*words[1:], *small.split()]
     own = [str(Path(word).absolute()) if Path(word).exists() or word.startswith("results") else word for word in own]
     done = run_in(request.getfixturevalue("copy"), sys.executable, *own, status=2)
