@@ -80,9 +80,15 @@ def test_trials_are_read_in_the_order_in_which_they_ran(tmp_path):
 @pytest.mark.parametrize(
     ("one", "other", "said"),
     [
-        ([1, 2], [2, 3], "one 1.00 to 2.00, other 2.00 to 3.00: they overlap"),
-        ([1, 4], [2, 3], "one 1.00 to 4.00, other 2.00 to 3.00: they overlap"),
-        ([4, 5], [2, 3], "one 4.00 to 5.00, other 2.00 to 3.00: they **do not overlap**"),
+        # standard errors 0.5 each: noise 2 * sqrt(0.5) = 1.41; of 1 and 4: 1.5
+        ([1, 2], [2, 3], "one 1.00 to 2.00, other 2.00 to 3.00: they overlap; -1.00, two standard errors 1.41"),
+        ([1, 4], [2, 3], "one 1.00 to 4.00, other 2.00 to 3.00: they overlap; +0.00, two standard errors 3.16"),
+        (
+            [4, 5],
+            [2, 3],
+            "one 4.00 to 5.00, other 2.00 to 3.00: they **do not overlap**; +2.00, two standard errors 1.41",
+        ),
+        ([4], [2, 3], "one 4.00 to 4.00, other 2.00 to 3.00: too few runs to say"),
     ],
 )
 def test_what_is_said_of_two_ranges(one, other, said):

@@ -22,7 +22,7 @@ from autonl.data.loaders import EvaluationBatches, TrainingBatches
 from autonl.data.memory import Batch
 from autonl.data.order import Share, derive_seed
 from autonl.errors import AutoNLError
-from autonl.nn.kernels import HAS_TRITON
+from autonl.nn.kernels import missing_on
 from autonl.nn.light_nonlocal import use_kernels
 from autonl.train.bn import calibrate_bn, share_bn
 from autonl.train.config import LoopConfig
@@ -111,8 +111,9 @@ class Loop:
             module = module.to(memory_format=torch.channels_last)
         if config.kernels:
             use_kernels(module)
-            if fabric.device.type != "cuda" or not HAS_TRITON:
-                self.progress.say("loop.kernels: there are none for this device, LightNL takes the plain path")
+            reason = "they need a BN that is not shared" if fabric.world_size > 1 else missing_on(fabric.device)
+            if reason:
+                self.progress.say(f"loop.kernels: LightNL takes the plain path here: {reason}")
         tunings = task.tunings(module, self.steps_per_epoch)
         wrapped: Any = torch.compile(module) if config.compile else module
         self.graphed = Graphed(module) if can_be_recorded(fabric, task, train, config) else None

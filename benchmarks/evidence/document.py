@@ -104,12 +104,12 @@ whole trainings of one network differ by their seed. A network that was itself c
 CHOSEN_BY_TRIALS = "found with trials"
 
 TRIED = """
-Mean top-1 on the selection images after 12 epochs at 64 px, and how many trials (`python -m benchmarks.tried RUN` reads
-them out of run folders). Of the {n} trials that were drawn before any result was known, top-1 is correlated by
-{supernet:.2f} with what the super-network gave the same network, by {blocks:.2f} with its number of blocks, by
-{lightnl:.2f} with its LightNL blocks and by {se:.2f} with its SE blocks. The super-network thus tells networks at one
-budget not at all apart, and a short training dislikes SE more than whole ones seem to: what trials find is believed
-after a whole training.
+Mean top-1 on the selection images after 12 epochs at 64 px, and how many trials (`python -m benchmarks.tried RUN`
+reads them out of run folders). Of the {n} trials that were drawn before any result was known, top-1 is correlated,
+within searches, by {supernet:.2f} with what the super-network gave the same network, by {blocks:.2f} with its
+number of blocks, by {lightnl:.2f} with its LightNL blocks and by {se:.2f} with its SE blocks. The super-network
+thus tells networks at one budget not at all apart, and a short training dislikes SE more than whole ones seem to:
+what trials find is believed after a whole training.
 """
 
 TITLES = {
@@ -207,7 +207,11 @@ def section(suite: str) -> list[str]:
 def overlap(one: Group, other: Group) -> str:
     low, high = max(min(one.values), min(other.values)), min(max(one.values), max(other.values))
     spans = ", ".join(f"{group.name} {min(group.values):.2f} to {max(group.values):.2f}" for group in (one, other))
-    return f"{spans}: they {'overlap' if low <= high else '**do not overlap**'}"
+    if one.error is None or other.error is None:
+        return f"{spans}: too few runs to say"
+    apart, noise = one.mean - other.mean, 2 * math.hypot(one.error, other.error)
+    said = "overlap" if low <= high else "**do not overlap**"
+    return f"{spans}: they {said}; {apart:+.2f}, two standard errors {noise:.2f}"
 
 
 def document() -> str:
@@ -251,10 +255,19 @@ def tried() -> list[str]:
         lines.append(f"| {search} | {' | '.join(cells)} | {max(max(found) for found in here.values()):.1f} |")
     blind = [row for row in rows if row["drawn_by"] != "results"]
     known = {
-        name: correlation([float(row[name]) for row in blind], [float(row["trained"]) for row in blind])
+        name: correlation(within_searches(blind, name), within_searches(blind, "trained"))
         for name in ("supernet", "blocks", "lightnl", "se")
     }
     return [*lines, TRIED.format(n=len(blind), **known)]
+
+
+def within_searches(rows: list[dict[str, str]], column: str) -> list[float]:
+    """The column's values less their mean over the row's search."""
+    means = {
+        search: mean(float(row[column]) for row in rows if row["search"] == search)
+        for search in {row["search"] for row in rows}
+    }
+    return [float(row[column]) - means[row["search"]] for row in rows]
 
 
 def is_trial(row: dict[str, str], search: str, kind: str) -> bool:

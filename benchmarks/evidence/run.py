@@ -21,6 +21,7 @@ from autonl.arch.codec import block_to_string, spec_from_dict, spec_to_dict
 from autonl.arch.macs import count_macs
 from autonl.arch.spec import ArchSpec
 from autonl.models import Ref, resolve
+from autonl.nn.kernels import missing_on
 from autonl.search.chance import random_network
 from autonl.search.config import SearchConfig
 from autonl.search.run import search
@@ -84,6 +85,8 @@ def settings_of(job: Job, setup: Setup) -> list[str]:
 def train(job: Job, setup: Setup, folder: Path) -> dict[str, Any]:
     config = load_config(RECIPE, [f"seed={job.seed}", *settings_of(job, setup)])
     held_out = config.data.selection > 0  # tuning: judged by images kept from training
+    if config.loop.kernels and torch.cuda.is_available() and (reason := missing_on(torch.device("cuda"))):
+        raise SystemExit(f"{job.key}: not without LightNL's kernels: {reason}")  # it would be a row of the plain path
     network = network_of(job, setup)
     result = train_classifier(network, config, folder, resume=folder.exists(), command=setup.command)
     stop_if_asked(result)

@@ -155,7 +155,7 @@ def test_torch_compile_traces_one_operator_without_a_break(training: bool, monke
 
 @NEEDS_TRITON
 @pytest.mark.parametrize("training", [False, True])
-@pytest.mark.parametrize("division", [{}, {"bands": 2, "gram_parts": 2}, {"spatial": True}])
+@pytest.mark.parametrize("division", [{}, {"bands": 2, "gram_parts": 2}, {"spatial": True}, {"gathered": True}])
 def test_a_launch_without_the_binder_hands_over_the_same_arguments(division: dict, training: bool) -> None:
     """Nothing runs: every launch is only looked at."""
     from autonl.nn.kernels import launch
@@ -174,7 +174,8 @@ def test_a_launch_without_the_binder_hands_over_the_same_arguments(division: dic
         launch.training_backward(x, saved, 2, 1e-5, run, tile)
     else:
         launch.inference(x, weight, (gamma, beta, *running[:2]), 6, 2, 1e-5, run, tile)
-    assert len(launches) == 1 + bool(division.get("gram_parts")) + 7 * training
+    makes_g_apart = division.keys() & {"gram_parts", "gathered"}
+    assert len(launches) == 1 + bool(makes_g_apart) + 7 * training
     for planned, tensors in launches:
         names = planned.kernel.arg_names
         bound = dict(zip(names, (*tensors, *planned.scalars), strict=False)) | planned.constants
@@ -362,6 +363,26 @@ def test_compiled_kernels_agree_with_float64(case: tuple, dtype: torch.dtype, bo
     for _ in range(2):  # the second time without Triton's binder
         found = errors(*case, dtype, "cuda")
         assert max(found.values()) < bound, found
+
+
+@NEEDS_GPU
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("case", [(2, 24, 57, 56, 0.25, 2, "channels_last"), (4, 40, 28, 28, 0.25, 1, "channels_last")])
+def test_compiled_gathered_kernels_agree_with_float64(case: tuple, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether the table uses them or not. Triton's interpreter has no products of bfloat16."""
+    from autonl.nn.kernels import launch
+
+    torch.manual_seed(0)
+    tile = launch.Tile(64, 32, warps=4, bands=2, stages=1, gathered=True)
+    monkeypatch.setattr(launch, "forward_tile", lambda *_: tile)
+    monkeypatch.setattr(launch, "depthwise_backward_tile", lambda *_: tile)
+    plans = (launch.inference_plan, launch.training_plan, launch.backward_plan)
+    for plan in plans:
+        plan.cache_clear()
+    found = errors(*case, getattr(torch, dtype), "cuda")
+    for plan in plans:
+        plan.cache_clear()
+    assert max(found.values()) < BOUNDS[dtype], found
 
 
 @NEEDS_GPU

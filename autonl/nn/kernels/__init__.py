@@ -34,6 +34,15 @@ def has_bfloat16(device: torch.device) -> bool:
     return major_capability(device) >= 8
 
 
+def missing_on(device: torch.device) -> str | None:
+    """Why no network can use the kernels there; None where one can."""
+    if device.type != "cuda":
+        return "they need a CUDA GPU"
+    if not HAS_TRITON:
+        return "they need Triton, which is not installed"
+    return None if has_bfloat16(device) else "they need a GPU of compute capability 8 or newer"
+
+
 def supported(x: Tensor, depthwise: nn.Module, bn: nn.Module, compact_chs: int) -> bool:
     """Whether the kernels can stand in for BN(depthwise(compact_nonlocal(x))) + x. Exported graphs are always plain."""
     if not x.is_cuda or not HAS_TRITON or exporting() or torch.jit.is_tracing():

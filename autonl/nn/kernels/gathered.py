@@ -10,8 +10,9 @@ where neighbours can see it. Backward the same X gives everything but dx:
     dG      = sum_t w[t] A[t],   dw[t] = sum_r G[r] A[t, r], summed over the images
 
 In comments P, CB and RP are a tile's positions, channels and compact channels (8 or more), and WIDE is RP, but 16 at
-least: no product is narrower. Loads are not pipelined: that would take them past the first cache, which holds what
-neighbours share.
+least: no product is narrower. Loads of neighbours are not pipelined: that would take them past the first cache, which
+holds what neighbours share. Products with rows of zeros and ones spread what is not finite over all channels of a
+position.
 """
 
 import triton
@@ -34,7 +35,7 @@ from autonl.nn.kernels.pieces import (
 @triton.jit
 def around(
     x, position, there, height, width,
-    CHS: tl.constexpr, COMPACT: tl.constexpr, CHANNELS_LAST: tl.constexpr, P: tl.constexpr, RP: tl.constexpr,
+    CHS: tl.constexpr, COMPACT: tl.constexpr, CHANNELS_LAST: tl.constexpr, RP: tl.constexpr,
 ):  # fmt: skip
     """The compact channels of the eight positions around each position, row by row: (P,) -> (P, 8 RP), zero outside
     the map and where not `there` (P,). Whole 16-byte loads, as in compact_tile."""
@@ -159,12 +160,12 @@ def gathered_weights(
 @triton.jit
 def convolved(
     x, position, there, channel, outer, inner, factor, height, width,
-    CHS: tl.constexpr, COMPACT: tl.constexpr, CHANNELS_LAST: tl.constexpr, P: tl.constexpr, RP: tl.constexpr,
+    CHS: tl.constexpr, COMPACT: tl.constexpr, CHANNELS_LAST: tl.constexpr, RP: tl.constexpr,
 ):  # fmt: skip
     """u and x at a tile of positions, zero where not `there`: 2 x (P, CB), the first in float32."""
     place = offsets(position, channel, height * width, CHS, CHANNELS_LAST)
     tile = tl.load(x + place, mask=there[:, None] & (channel < CHS)[None, :], other=0.0)
-    beside = around(x, position, there, height, width, CHS, COMPACT, CHANNELS_LAST, P, RP)  # (P, 8 RP)
+    beside = around(x, position, there, height, width, CHS, COMPACT, CHANNELS_LAST, RP)  # (P, 8 RP)
     u = tl.dot(beside, outer, input_precision="ieee")  # (P, 8 RP) (8 RP, CB) -> (P, CB)
     u = tl.dot(tile, inner, u, input_precision="ieee")  # (P, CB) (CB, CB) -> (P, CB)
     if x.dtype.element_ty == tl.float16:
@@ -207,7 +208,7 @@ def gathered_forward(
         position = begin + tl.arange(0, P)
         first, _ = convolved(
             x, position, position < end, channel, outer, inner, factor, height, width,
-            CHS, COMPACT, CHANNELS_LAST, P, RP,
+            CHS, COMPACT, CHANNELS_LAST, RP,
         )  # fmt: skip
         pivot = tl.sum(first, axis=0) / tl.minimum(end - begin, P)
     else:
@@ -218,7 +219,7 @@ def gathered_forward(
         position = start + tl.arange(0, P)
         u, tile = convolved(
             x, position, position < end, channel, outer, inner, factor, height, width,
-            CHS, COMPACT, CHANNELS_LAST, P, RP,
+            CHS, COMPACT, CHANNELS_LAST, RP,
         )  # fmt: skip
         here = (position < end)[:, None] & real[None, :]
         spots = offsets(position, channel, positions, CHS, CHANNELS_LAST)
@@ -278,7 +279,7 @@ def gathered_backward(
         own_place = position[:, None] * CHS + channel[None, :]
         tl.store(du + own_place, half_range(slope, 7000.0, du.dtype.element_ty), mask=inside)
         # where not `there`, these two are zero
-        beside = around(x, position, there, height, width, CHS, COMPACT, CHANNELS_LAST, P, RP)  # (P, 8 RP)
+        beside = around(x, position, there, height, width, CHS, COMPACT, CHANNELS_LAST, RP)  # (P, 8 RP)
         itself = compact_tile(x, position, compact, there, positions, CHS, COMPACT, CHANNELS_LAST)  # (P, WIDE)
         beside_sum = exact_product(tl.trans(beside), slope, beside_sum)  # (8 RP, P) (P, CB)
         itself_sum = exact_product(tl.trans(itself), slope, itself_sum)  # (WIDE, P) (P, CB)

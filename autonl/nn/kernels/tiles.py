@@ -22,7 +22,7 @@ class Tile:
     gram_positions: int = 128  # a step of that kernel
     gram_stages: int = 3
     spatial: bool = False  # inference on a map of one step: the affinity between positions instead of G
-    gathered: bool = False  # the kernels of `gathered`
+    gathered: bool = False  # the kernels of `gathered`, of which one of its own makes G; only where `gathered_fits`
 
 
 def power_of_two(value: int, low: int, high: int) -> int:
@@ -41,7 +41,7 @@ def gathered_fits(chs: int, compact_chs: int, positions: int) -> bool:
 
 
 def forward_tile(chs: int, compact_chs: int, positions: int, dtype: torch.dtype, training: bool) -> Tile:
-    """Chosen at batch 256 for inference, 512 for training."""
+    """Chosen at batch 256 for inference, 512 for training. (The compact channels are for gathered tiles.)"""
     if dtype == torch.float32:  # products without matrix units: small tiles, or the registers spill
         return Tile(positions=32, channels=power_of_two(chs, 16, 32), warps=4)
     if positions <= 64:
@@ -96,9 +96,11 @@ def forward_alternatives(chs: int, compact_chs: int, positions: int) -> list[Til
 
 
 def backward_alternatives(chs: int, compact_chs: int, positions: int) -> list[Tile]:
-    """The same for `depthwise_backward_tile`. Blocks of 64 channels take 245 registers a thread of 4 warps."""
+    """The same for `depthwise_backward_tile`. Blocks of 64 channels take nearly all registers of 4 warps' threads."""
     if not gathered_fits(chs, compact_chs, positions):
         return []
     one = Tile(64, power_of_two(chs, 16, 32), warps=4, bands=2, stages=1, gathered=True)
-    found = [one, replace(one, positions=32), replace(one, bands=1), replace(one, bands=4), replace(one, positions=128)]
-    return [*found, replace(one, channels=64, warps=8)] if positions <= 1024 else [*found, replace(one, bands=7)]
+    found = [one, replace(one, positions=32), replace(one, bands=1), replace(one, bands=4)]
+    if positions <= 1024:
+        return [*found, replace(one, channels=64, warps=8)]
+    return [*found, replace(one, bands=7), replace(one, positions=128)]
