@@ -65,6 +65,8 @@ def measure(
     advance: Callable[[int, int], None] = lambda done, groups: None,
 ) -> list[Row]:
     """Time all candidates into a .csv file, group after group; `resume` leaves out the groups that are there."""
+    if path.is_dir():
+        raise AutoNLError(f"{path}: is a folder; allowed: a .csv file")
     rows = read_rows(path) if resume and path.exists() else []
     if path.exists() and not resume:
         raise AutoNLError(f"{path}: holds a table already; go on with it by --resume, or choose another --out")

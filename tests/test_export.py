@@ -198,6 +198,10 @@ def test_the_script_sees_what_the_network_sees(tiny, tmp_path, name):
     assert np.allclose([float(value) for value, _ in lines], values, atol=2e-2)
     script = (tmp_path / "small_onnx.py").read_text()
     assert "autonl" not in script
+    (tmp_path / "text.png").write_text("no image")
+    done = subprocess.run([*command[:2], tmp_path / "text.png"], capture_output=True, text=True, check=False, cwd="/")
+    assert done.returncode == 1
+    assert done.stderr == f"{tmp_path / 'text.png'}: not an image, or in a format that PIL does not read\n"
     for wrong in ([], ["nowhere.png"]):
         done = subprocess.run([*command[:2], *wrong], capture_output=True, text=True, check=False, cwd="/")
         assert (done.returncode, done.stderr) == (1, "usage: python small_onnx.py IMAGE, a file\n")

@@ -49,5 +49,5 @@ def evaluate(
     console = Console()
     console.print(table, highlight=False)
     folder = shlex.quote(ref)
-    further = f"autonl report {folder}    autonl export {folder}" if run_folder(ref) else f"autonl profile {folder}"
+    further = f"autonl report {folder}\n  or: autonl export {folder}" if run_folder(ref) else f"autonl profile {folder}"
     console.print(f"\nnext: {further}", highlight=False, markup=False, soft_wrap=True)

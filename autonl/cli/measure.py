@@ -58,6 +58,5 @@ def measure(
         return
     for name, milliseconds in whole.items():
         typer.echo(f"{name:20s} {milliseconds:8.2f} ms")
-    typer.echo(
-        f"\n{len(rows)} rows in {out}\nnext: autonl search --space {shlex.quote(space)} --latency 60% --table {out}"
-    )
+    words = ("--space", space, "--latency", "60%", "--table", out)
+    typer.echo(f"\n{len(rows)} rows in {out}\nnext: autonl search --data DIR {shlex.join(map(str, words))}")

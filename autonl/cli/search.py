@@ -107,8 +107,10 @@ def print_found(folder: Path, found: Found, recipe: str | None, data: str | None
     took = f"{amount(found.milliseconds[0], 'milliseconds')} by the table, " if found.milliseconds else ""
     right = f"{best.top1:.2f}% of the selection images right with the super-network's weights"
     if best.trained is not None:
-        tried = sum(candidate.trained is not None for candidate in found.candidates)
-        right += f" and {best.trained:.2f}% after a short training, taken from {tried} so tried"
+        tried = [candidate.trained for candidate in found.candidates if candidate.trained is not None]
+        right += f" and {best.trained:.2f}% after a short training, taken from {len(tried)} so tried"
+        if max(tried) > best.trained:
+            right += f": the gates' own, since the best of them ({max(tried):.2f}%) is better by less than its error"
     console.print(
         f"{took}{amount(best.macs)} MACs{of_budget}; {right}; {len(found.candidates)} networks compared", markup=False
     )

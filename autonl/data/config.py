@@ -22,7 +22,7 @@ class DataConfig:
     evaluation_batch_size: int = 256  # images at a time on a device
     workers: int = 4  # processes that decode, a device
     in_memory: bool = False  # decode once, keep the images on the device, augment there
-    stored_size: int | None = None  # side of the images kept in memory; default: that of the network
+    stored_size: int | None = None  # side of the images kept in memory; default: network's size / crop_pct
     max_corrupt: int = 20  # unreadable images that are skipped before the run stops
     # None: the network's own
     image_size: int | None = None

@@ -231,7 +231,7 @@ class Loaders:
 
     def stored(self, images: Images) -> StoredImages:
         """Decode every image once, the centre square at data.stored_size; those that cannot be read are left out."""
-        side = self.config.stored_size or max(self.view.size)
+        side = self.config.stored_size or self.view.whole_side  # an evaluation sees what it would of the files
         shrink = transforms.Resize(side, InterpolationMode.BICUBIC)
         transform = transforms.Compose([shrink, transforms.CenterCrop(side), transforms.PILToTensor()])
         decoded = DecodedImages(images, transform, self.seed, False, self.config.max_corrupt)

@@ -48,6 +48,11 @@ class View:
     interpolation: str = "bilinear"
     crop_pct: float = 1.0
 
+    @property
+    def whole_side(self) -> int:
+        """Side of the image whose centre is seen in an evaluation, as timm rounds it."""
+        return int(max(self.size) / self.crop_pct)
+
 
 class Normaliser:
     """Pixels from 0 to 255 as the network wants them, channels-last."""
@@ -98,7 +103,7 @@ class MemoryEvaluation:
         for keys in self.order:
             positions = torch.tensor([position for _, position in keys], device=self.stored.labels.device)
             images = self.stored.images[positions].float()
-            side = images.new_full((len(images),), self.view.crop_pct)
+            side = images.new_full((len(images),), max(self.view.size) / self.view.whole_side)
             corner = (1 - side) / 2
             images = cropped(images, side, side, corner, corner, torch.ones_like(side), self.view)
             yield self.normalised(images), self.stored.labels[positions]

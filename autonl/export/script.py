@@ -18,7 +18,10 @@ if len(sys.argv) != 2 or not pathlib.Path(sys.argv[1]).is_file():
     sys.exit("usage: python $script IMAGE, a file")
 here = pathlib.Path(__file__).parent
 FILE, about = str(here / "$file"), json.loads((here / "$about").read_text(encoding="utf-8"))
-(height, width), image = about["size"], Image.open(sys.argv[1]).convert("RGB")
+try:
+    (height, width), image = about["size"], Image.open(sys.argv[1]).convert("RGB")
+except OSError:
+    sys.exit(f"{sys.argv[1]}: not an image, or in a format that PIL does not read")
 side, short = int(min(height, width) / about["crop_pct"]), min(image.size)
 image = image.resize([length * side // short for length in image.size], Image.Resampling[about["interpolation"]])
 left, top = round((image.width - width) / 2), round((image.height - height) / 2)
@@ -26,6 +29,7 @@ image = np.asarray(image.crop((left, top, left + width, top + height)), np.float
 image = ((image - about["mean"]) / about["std"]).astype(np.float32).transpose(2, 0, 1)[None].copy()  # (1, 3, H, W)
 $load
 $run
+sys.stdout.reconfigure(errors="backslashreplace")  # a label may be more than a terminal can show
 for place in logits.argsort()[::-1][:5]:
     print(f"{logits[place]:8.3f}  {about['labels'][place]}")
 ''')

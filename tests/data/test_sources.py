@@ -237,3 +237,23 @@ def test_stripes_do_not_survive_a_reduction():
     images = loaders.reduced(StoredImages(stripes, torch.zeros(2))).images
     assert images.shape == (2, 3, 32, 32)
     assert ((images.float() - 127.5).abs()[..., 1:-1] < 20).all()
+
+
+@pytest.mark.parametrize("crop_pct", [0.875, 1.0])
+def test_images_in_memory_are_evaluated_as_their_files_are(tmp_path, crop_pct):
+    """And as the script beside an export sees them: the centre of the image, not a smaller one enlarged."""
+    rng = np.random.default_rng(0)
+    for number, size in enumerate(((60, 80), (80, 61), (47, 36), (90, 90))):
+        folder = tmp_path / "set" / f"class{number % 2}"
+        folder.mkdir(parents=True, exist_ok=True)
+        small = Image.fromarray(rng.integers(0, 256, (9, 9, 3), dtype=np.uint8))
+        small.resize(size, Image.Resampling.BICUBIC).save(folder / f"{number}.png")
+    images = open_evaluation(DataConfig(path=str(tmp_path / "set"))).validation
+    view = View((32, 32), (0.5, 0.5, 0.5), (0.5, 0.5, 0.5), "bicubic", crop_pct)
+    seen = []
+    for in_memory in (False, True):
+        config = DataConfig(batch_size=2, evaluation_batch_size=4, workers=0, in_memory=in_memory)
+        (batch,) = Loaders(config, AugmentConfig(), view, 2, CPU, Share(), seed=1).evaluation(images)
+        seen.append(batch[0])
+    assert seen[0].std() > 0.1
+    assert torch.allclose(*seen, atol=1e-4)
