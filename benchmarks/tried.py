@@ -13,7 +13,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from autonl.search.trials import LEAST_KNOWN
+from autonl.search.trials import drawn_blind
 from benchmarks import RESULTS
 
 COLUMNS = ("search", "trial", "drawn_by", "trained", "supernet", "blocks", "lightnl", "se")
@@ -24,12 +24,12 @@ def rows_of(run: Path) -> list[dict[str, Any]]:
     candidates = json.loads((run / "search.json").read_text())["candidates"]
     candidates = [one for one in candidates if one["trained"] is not None]
     results = [top1 for top1, _ in json.loads((run / "trials.json").read_text()).values()]
-    first = min(len(results), max(LEAST_KNOWN, len(results) // 2))  # as in search.trials.proposals
+    by_gates, first = drawn_blind(len(results))
     rows = []
     for number, top1 in enumerate(results, 1):
         (index, *_) = (index for index, one in enumerate(candidates) if one["trained"] == top1)
         one = candidates.pop(index)
-        drawn_by = "gates" if number <= first // 2 else "whims" if number <= first else "results"
+        drawn_by = "gates" if number <= by_gates else "whims" if number <= first else "results"
         figures = (round(top1, 2), round(one["top1"], 2), sum(one["kept"]))
         counts = (sum("_nl" in block for block in one["blocks"]), sum("_se" in block for block in one["blocks"]))
         rows.append(dict(zip(COLUMNS, (run.name, number, drawn_by, *figures, *counts), strict=True)))

@@ -75,6 +75,8 @@ def test_trials_are_read_in_the_order_in_which_they_ran(tmp_path):
     assert [row["supernet"] - 50 for row in rows] == list(range(9))
     assert [row["drawn_by"] for row in rows] == ["gates"] * 4 + ["whims"] * 4 + ["results"]
     assert [(row["blocks"], row["lightnl"], row["se"]) for row in rows] == [(n + 1, 1, 1) for n in range(9)]
+    (tmp_path / "trials.json").write_text(json.dumps({str(n): [top1, 100] for n, top1 in enumerate(results[:8])}))
+    assert {row["drawn_by"] for row in rows_of(tmp_path)} == {"gates"}  # so few follow nothing
 
 
 @pytest.mark.parametrize(

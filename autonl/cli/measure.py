@@ -58,5 +58,6 @@ def measure(
         return
     for name, milliseconds in whole.items():
         typer.echo(f"{name:20s} {milliseconds:8.2f} ms")
-    words = ("--space", space, "--latency", "60%", "--table", out)
-    typer.echo(f"\n{len(rows)} rows in {out}\nnext: autonl search --data DIR {shlex.join(map(str, words))}")
+    words = ["--space", space, *(["--res", res] if res else []), *(["--width", f"{width:g}"] if width != 1 else [])]
+    words += ["--latency", "60%", "--table", out]
+    typer.echo(f"\n{len(rows)} rows in {out}\nnext: autonl search --data DIR {shlex.join(words)}")

@@ -215,8 +215,8 @@ class Loaders:
         return other
 
     def reduced(self, images: Images | StoredImages) -> Images | StoredImages:
-        """Stored images no larger than the view, which is cut out of them without a low-pass filter."""
-        side = max(self.view.size)
+        """Stored images no larger than the view needs, which is cut out of them without a low-pass filter."""
+        side = self.view.whole_side
         if not isinstance(images, StoredImages) or images.images.shape[-1] <= side:
             return images
         parts = images.images.split(256)

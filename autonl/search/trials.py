@@ -84,8 +84,7 @@ def proposals(
     """
     gates, cost = comparison.supernet.gates, comparison.supernet.cost
     count, seed = comparison.config.search.trials, comparison.config.seed
-    first = min(count, max(LEAST_KNOWN, count // 2))
-    by_gates = first // 2 if first < count else count
+    by_gates, first = drawn_blind(count)
 
     def new(number: int, luck: float, margins: Tensor | None) -> list[tuple[Choice, ...]]:
         """Networks that were not tried yet; where so many draws, or so little luck, bring none: with more of it."""
@@ -113,6 +112,12 @@ def proposals(
                 break
             for choices in chosen:
                 yield comparison.judge(choices)
+
+
+def drawn_blind(count: int) -> tuple[int, int]:
+    """Of so many trials those that the gates draw, and with them those by whims: all before results tell anything."""
+    first = min(count, max(LEAST_KNOWN, count // 2))
+    return (first // 2 if first < count else count), first
 
 
 def whim(gates: Gates, seed: int) -> Tensor:
