@@ -28,6 +28,11 @@ def search(
     cost_weight: float | None = typer.Option(None, min=0, help="Instead of a budget: the weight of log(MACs)."),
     res: str | None = typer.Option(None, help="Image size: 128, or HEIGHTxWIDTH."),
     width: float | None = typer.Option(None, help="Times the space's channels."),
+    trials: int | None = typer.Option(
+        None,
+        min=0,
+        help="Networks that are trained for a while to choose from. Default: 6; 20 find better ones.",
+    ),
     recipe: str | None = typer.Option(None, help=RECIPE_HELP),
     set_: list[str] = typer.Option([], "--set", metavar="SECTION.NAME=VALUE", help="Change a setting."),
     out: str | None = typer.Option(None, metavar="RUN", help="The run folder. Default: runs/search-SPACE."),
@@ -54,6 +59,7 @@ def search(
         "search.cost_weight": cost_weight,
         "search.resolution": res,
         "search.width": width,
+        "search.trials": trials,
     }
     settings = [*set_, *(f"{name}={value}" for name, value in flags.items() if value is not None)]
     config = load_config(recipe, settings, SearchConfig)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,9 +60,8 @@ class Comparison:
         return Candidate(choices, count_macs(network.spec), metrics["top1"], metrics["val_loss"])
 
     def trial(self, choices: Sequence[Choice], folder: Path) -> Result:
-        epochs = self.config.search.trial_epochs or math.ceil(self.config.schedule.epochs / 8)
         spec = self.supernet.space.spec(choices)
-        return short_training(spec, self.config, epochs, self.fabric, *self.trial_batches, folder)
+        return short_training(spec, self.config, self.config.trial_epochs, self.fabric, *self.trial_batches, folder)
 
 
 def short_training(

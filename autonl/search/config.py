@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from autonl.data.config import at_least, between
 from autonl.errors import AutoNLError
 from autonl.train.config import Config
+
+FEW_TRIALS = 8  # up to these only the network that did best counts; more tell what single gates are worth
 
 
 @dataclass(frozen=True)
@@ -26,8 +29,8 @@ class SearchSettings:
     observe_steps: int = 10  # steps between two looks at the evidence
     candidates: int = 16  # networks at the budget that are compared on the selection images
     trials: int = 6  # networks at the budget that are trained from scratch for a while; 0 or 1: none
-    trial_epochs: int | None = None  # default: an eighth of the search's, rounded up
-    trial_resolution: str | None = None  # fewer pixels are worth more epochs; default: the search's own
+    trial_epochs: int | None = None  # default: an eighth of the search's, of more than FEW_TRIALS two fifths
+    trial_resolution: str | None = None  # default: the search's own, of more than FEW_TRIALS two thirds of it
     calibrate_batches: int = 8  # training batches that BN statistics are taken from before a network is judged
 
     def __post_init__(self) -> None:
@@ -55,3 +58,8 @@ class SearchSettings:
 @dataclass(frozen=True)
 class SearchConfig(Config):
     search: SearchSettings = field(default_factory=SearchSettings)
+
+    @property
+    def trial_epochs(self) -> int:
+        share = 0.4 if self.search.trials > FEW_TRIALS else 0.125
+        return self.search.trial_epochs or math.ceil(share * self.schedule.epochs)

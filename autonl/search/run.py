@@ -27,7 +27,7 @@ from autonl.errors import AutoNLError, refuse
 from autonl.models import ARCH_FILE
 from autonl.search.budget import parse_budget, parse_latency
 from autonl.search.compare import Candidate, Comparison
-from autonl.search.config import SearchConfig, SearchSettings
+from autonl.search.config import FEW_TRIALS, SearchConfig, SearchSettings
 from autonl.search.gates import Gates, from_choices, to_choices
 from autonl.search.landing import land
 from autonl.search.latency import TableCost
@@ -46,6 +46,7 @@ from autonl.weights import BEST_WEIGHTS, FINAL_WEIGHTS
 
 TRIALS_FOLDER = "trials"  # while they run
 LEAST_SIDE = 8  # pixels that a trial sees
+LEAST_REDUCED = 64  # pixels a side from which on many trials see fewer than the search
 DEFAULT_BUDGET = "50%"
 SELECTION = 0.1  # share of the training images that choose, where the settings name none
 
@@ -276,14 +277,21 @@ def fitted_space(space: Space, config: SearchConfig, source: Source) -> Space:
 
 
 def trial_size(settings: SearchSettings, most: tuple[int, int]) -> tuple[int, int]:
+    """What trials see, of images that the search sees with `most` pixels."""
     text = settings.trial_resolution
     if text is None:
-        return most
+        few, tiny = settings.trials <= FEW_TRIALS, min(most) < LEAST_REDUCED
+        return most if few or tiny else (two_thirds(most[0]), two_thirds(most[1]))
     size = resolution_from(text, "search.trial_resolution")
     if any(side > limit or side < LEAST_SIDE for side, limit in zip(size, most, strict=True)):
         allowed = f"{LEAST_SIDE} to {resolution_to_text(most)}, the search's own resolution"
         refuse("search.trial_resolution", text, allowed)
     return size
+
+
+def two_thirds(side: int) -> int:
+    """To the next multiple of 32, at which no map of a mobile network is cut: 96 -> 64, 128 -> 96, 224 -> 160."""
+    return 32 * round(side / 48)
 
 
 def collapse_warnings(task: Search) -> list[str]:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from autonl.data.order import derive_seed
 from autonl.search.compare import Candidate, Comparison
+from autonl.search.config import FEW_TRIALS
 from autonl.search.gates import Gates, from_choices, to_choices
 from autonl.search.landing import land
 from autonl.search.space import Choice, Space
@@ -25,7 +26,6 @@ from autonl.train.loop import Result
 from autonl.train.records import NonFiniteError
 from autonl.train.state import write_atomically
 
-LEAST_KNOWN = 8  # trials, before anything is concluded about single gates
 A_ROUND = 4  # trials that follow one regression, before the next
 RIDGE = 0.5  # how large a trial's luck is, beside what networks differ by
 ALIKE = 0.3  # how alike a gate's worth is in blocks of one stage, and again in all, beside what is a block's own
@@ -78,7 +78,7 @@ def proposals(
 ) -> Iterator[Candidate]:
     """`search.trials` different networks: the gates' own, and others drawn by the gates' margins.
 
-    Where there are more than LEAST_KNOWN, a quarter is drawn by the margins and a quarter by whims, since results of
+    Where there are more than FEW_TRIALS, a quarter is drawn by the margins and a quarter by whims, since results of
     networks that are too much alike tell little; the rest by what the results in `trained` say by then, and the last
     one is the best by that.
     """
@@ -116,7 +116,7 @@ def proposals(
 
 def drawn_blind(count: int) -> tuple[int, int]:
     """Of so many trials those that the gates draw, and with them those by whims: all before results tell anything."""
-    first = min(count, max(LEAST_KNOWN, count // 2))
+    first = min(count, max(FEW_TRIALS, count // 2))
     return (first // 2 if first < count else count), first
 
 

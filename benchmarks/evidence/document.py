@@ -93,6 +93,13 @@ Rows named "held out" trained on nine tenths of the training images and were jud
 mistake that a review found later, were judged by the validation images: the recipe had first been chosen by those.
 """
 
+NOTES = {  # below a suite's claims
+    "search": """
+Five random networks were planned. Their spread left the difference open, so fifteen were settled on before any other
+was trained (commit ab74d8f).""",
+    "tuning": TUNING,
+}
+
 FIDELITY = """
 Networks of the search's table, random and found, trained once for so many epochs on nine tenths of the training
 images, judged by the rest (`python -m benchmarks.fidelity --data DIR`, an H200 with three and more other jobs on it,
@@ -195,8 +202,7 @@ def section(suite: str) -> list[str]:
             f"{row['job'].removesuffix(': search')} {row['seed']}: {row['lightnl_blocks']}" for row in searches
         )
         lines += [f"- LightNL blocks that the searches kept: {kept}."]
-    if suite == "tuning":
-        lines += [TUNING]
+    lines += [NOTES[suite]] if suite in NOTES else []
     if suite == "kernels" and len(found) == 2:
         lines += [f"- From smallest to largest, with and without kernels: {overlap(*found.values())}."]
     hardware = sorted({f"{row['gpu']}, torch {row['torch']}, timm {row['timm']}" for row in rows})

@@ -91,7 +91,7 @@ def gain() -> list[Job]:
 
 GATES_ALONE = ("search.trials=0",)  # as the search was before it had trials
 TRIALS = ("search.trials=20", "search.trial_epochs=12", "search.trial_resolution=64")
-EARLIER_TRIALS = ("search.trials=20", "search.trial_epochs=6")
+EARLIER_TRIALS = ("search.trials=20", "search.trial_epochs=6", "search.trial_resolution=96")
 
 
 # The first five spread by 1.5 points, so that their mean is known to 0.7 and 1.25 points are no proof. Fifteen know it

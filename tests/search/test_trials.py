@@ -15,7 +15,7 @@ from autonl.search.compare import Candidate, Comparison
 from autonl.search.config import SearchConfig
 from autonl.search.gates import from_choices, to_choices
 from autonl.search.landing import land
-from autonl.search.run import prepare
+from autonl.search.run import prepare, trial_size
 from autonl.search.space import Choice
 from autonl.search.supernet import SuperNet
 from autonl.search.trials import by_trial, tried, whim, worth
@@ -204,6 +204,23 @@ def test_a_small_space_has_few_trials_and_says_so(tmp_path):
     _, tries, _, said = try_networks(tmp_path, replace(SMALL, se=(), ratios=()), 12, share="97%")
     assert len(tries) == len(set(tries)) == 7
     assert said[-1] == "7 trials in place of 12: the space has no more networks at the budget"
+
+
+@pytest.mark.parametrize(
+    ("trials", "epochs", "sizes"),
+    [
+        (8, 4, {96: 96, 224: 224}),
+        (9, 12, {32: 32, 63: 63, 64: 32, 96: 64, 128: 96, 160: 96, 192: 128, 224: 160}),
+    ],
+)
+def test_many_trials_are_longer_and_see_fewer_pixels(trials, epochs, sizes):
+    """As they were when they beat random networks: 12 of 30 epochs, at 64 px of 96."""
+    config = load_config(None, [f"search.trials={trials}", "schedule.epochs=30"], SearchConfig)
+    assert config.trial_epochs == epochs
+    assert {side: trial_size(config.search, (side, side))[1] for side in sizes} == sizes
+    assert trial_size(config.search, (96, 224)) == (sizes[96], sizes[224])
+    asked = load_config(None, [f"search.trials={trials}", "search.trial_epochs=3"], SearchConfig)
+    assert asked.trial_epochs == 3
 
 
 def test_trials_may_see_fewer_pixels_of_the_same_images(tmp_path):
