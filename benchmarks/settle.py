@@ -125,8 +125,9 @@ def forget_plans() -> None:
 def candidates(shape: Shape, what: str) -> list[MaybeTile]:
     """Tiles for a pass, the table's own first."""
     size, chs, ratio, stride = shape
-    find = tiles.backward_alternatives if what == "backward" else tiles.forward_alternatives
-    return [None, *find(chs, LightNLSpec(ratio, stride).compact_chs(chs), size**2)]
+    if what == "backward":
+        return [None]
+    return [None, *tiles.forward_alternatives(chs, LightNLSpec(ratio, stride).compact_chs(chs), size**2)]
 
 
 def tiles_of(shape: Shape, fastest: Fastest) -> tuple[MaybeTile, MaybeTile]:

@@ -1,4 +1,4 @@
-# ruff: noqa: N803, SIM102 - Triton writes what is known when a kernel is compiled in capitals
+# ruff: noqa: N803, N806, SIM102 - Triton writes what is known when a kernel is compiled in capitals
 """LightNL forward in Triton. In comments P, CB and RP are a tile's positions, channels and compact channels.
 
     G = x_sc^T x_s / (H W)        (Cr, C) an image       the channel association, summed over sampled positions
@@ -38,6 +38,7 @@ def gram_matrix(
 ):  # fmt: skip
     """G = x_sc^T x_s / (H W) of the image at x, summed over the samples from begin to end, for one block of channels:
     (RP, CB); rows from COMPACT on are zero."""
+    LIMIT: tl.constexpr = min(CHS, (COMPACT + 7) // 8 * 8)
     positions = height * width
     sampled_width = (width + STRIDE - 1) // STRIDE
     gram = tl.zeros((RP, CB), dtype=tl.float32)
@@ -49,10 +50,15 @@ def gram_matrix(
             row = sample // sampled_width
             position = row * STRIDE * width + (sample - row * sampled_width) * STRIDE
         inside = sample < end
-        x_sc = compact_tile(x, position, compact, inside, positions, CHS, COMPACT, CHANNELS_LAST)  # (P, RP)
+        # x_sc^T as it is multiplied: what goes through tl.trans, Triton does not load ahead
+        if CHANNELS_LAST:
+            place = position[None, :] * CHS + compact[:, None]
+        else:
+            place = position[None, :] + compact[:, None] * positions
+        x_sc = tl.load(x + place, mask=inside[None, :] & (compact < LIMIT)[:, None], other=0.0)  # (RP, P)
         pointer = x + offsets(position, channel, positions, CHS, CHANNELS_LAST)
         x_s = tl.load(pointer, mask=inside[:, None] & (channel < CHS)[None, :], other=0.0)  # (P, CB)
-        gram = tl.dot(tl.trans(x_sc), x_s, gram, input_precision="ieee")  # (RP, P) (P, CB) -> (RP, CB)
+        gram = tl.dot(x_sc, x_s, gram, input_precision="ieee")  # (RP, P) (P, CB) -> (RP, CB)
     return tl.where((compact < COMPACT)[:, None], gram / positions, 0.0)
 
 

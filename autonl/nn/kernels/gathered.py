@@ -129,18 +129,18 @@ def gathered_weights(
     """G of one image, and W, of which a BN for inference is a part. All channels are one block."""
     image, begin, end, channel, _ = this_program(samples, samples, CB)
     real = channel < CHS
-    compact, matrix, both = gram_block(channel, CHS, COMPACT, WIDE)
     x += image * height * width * CHS
-    gram = gram_matrix(
-        x, channel, compact, begin, end, height, width, CHS, COMPACT, STRIDE, CHANNELS_LAST, P, CB, WIDE
-    )  # fmt: skip
-    sides, centre = load_taps(weight, channel, CHS)  # (8, CB), (CB,)
-    if TRAINING:
-        tl.store(gram_out + image * (COMPACT * CHS) + matrix, gram, mask=both)
-    else:
+    sides, centre = load_taps(weight, channel, CHS)  # (8, CB), (CB,): on their way while x is read
+    if not TRAINING:
         inverse, _ = folded_norm(gamma, beta, mean, variance, channel, eps, CHS)
         sides *= inverse[None, :]
         centre *= inverse
+    compact, matrix, both = gram_block(channel, CHS, COMPACT, WIDE)
+    gram = gram_matrix(
+        x, channel, compact, begin, end, height, width, CHS, COMPACT, STRIDE, CHANNELS_LAST, P, CB, WIDE
+    )  # fmt: skip
+    if TRAINING:
+        tl.store(gram_out + image * (COMPACT * CHS) + matrix, gram, mask=both)
     few = without_padding(gram, RP, WIDE, CB)
     outer = tl.reshape(sides[:, None, :] * few[None, :, :], (8 * RP, CB))
     inner = few * centre[None, :]  # (RP, CB)
@@ -214,7 +214,9 @@ def gathered_forward(
     else:
         _, shift = folded_norm(gamma, beta, mean, variance, channel, eps, CHS)
         column = tl.arange(0, CB)
-        same = (column[:, None] == column[None, :]).to(x.dtype.element_ty)  # (CB, CB): a product that moves x, exactly
+        same = (column[:, None] == column[None, :]).to(x.dtype.element_ty)  # (CB, CB): a product that adds x
+        if x.dtype.element_ty != tl.float16:  # no product of its own: W is not divided by a factor
+            inner = (inner.to(tl.float32) + same.to(tl.float32)).to(inner.dtype)
     for start in range(begin, end, P):
         position = start + tl.arange(0, P)
         u, tile = convolved(
@@ -229,8 +231,9 @@ def gathered_forward(
             square_sum += away * away
             tl.store(out + spots, u.to(out.dtype.element_ty), mask=here)
         else:
-            z = tl.dot(tile, same, u, input_precision="ieee") + shift[None, :]
-            tl.store(out + spots, z.to(out.dtype.element_ty), mask=here)
+            if x.dtype.element_ty == tl.float16:
+                u = tl.dot(tile, same, u, input_precision="ieee")
+            tl.store(out + spots, (u + shift[None, :]).to(out.dtype.element_ty), mask=here)
     if TRAINING:
         store_moments(moments + entry * (2 * CHS), channel, pivot, plain_sum, square_sum, end - begin, CHS)
 

@@ -40,8 +40,12 @@ def gathered_fits(chs: int, compact_chs: int, positions: int) -> bool:
     return compact_chs <= 16 and chs <= 64 and 256 < positions < 2**20
 
 
+def gathered_tile(chs: int, positions: int) -> Tile:
+    return Tile(64, power_of_two(chs, 16, 64), warps=4, bands=-(-positions // 784), stages=1, gathered=True)
+
+
 def forward_tile(chs: int, compact_chs: int, positions: int, dtype: torch.dtype, training: bool) -> Tile:
-    """Chosen at batch 256 for inference, 512 for training. (The compact channels are for gathered tiles.)"""
+    """Chosen at batch 256 for inference, 512 for training."""
     if dtype == torch.float32:  # products without matrix units: small tiles, or the registers spill
         return Tile(positions=32, channels=power_of_two(chs, 16, 32), warps=4)
     if positions <= 64:
@@ -51,6 +55,8 @@ def forward_tile(chs: int, compact_chs: int, positions: int, dtype: torch.dtype,
         return Tile(positions=64, channels=power_of_two(chs, 16, 32), warps=4, stages=2)
     if positions <= 1024:
         return Tile(positions=128, channels=16 if chs % 32 else 32, warps=4)
+    if gathered_fits(chs, compact_chs, positions):
+        return replace(gathered_tile(chs, positions), gram_positions=256, gram_stages=2)
     large = Tile(64 if training else 128, power_of_two(chs, 16, 32), warps=4, bands=-(-positions // 448))
     return replace(large, gram_parts=2, gram_positions=256)
 
@@ -62,6 +68,8 @@ def depthwise_backward_tile(chs: int, compact_chs: int, positions: int, dtype: t
     if positions <= 64:
         small = Tile(power_of_two(positions, 16, 64), power_of_two(chs, 16, 64), warps=4, stages=1)
         return replace(small, step=min(32, small.positions)) if chs <= 256 else small
+    if positions > 1024 and gathered_fits(chs, compact_chs, positions):
+        return replace(gathered_tile(chs, positions), channels=power_of_two(chs, 16, 32))
     if positions <= 256 or positions > 1024:
         return Tile(64, power_of_two(chs, 16, 32), warps=4, bands=-(-positions // 512), stages=1)
     return Tile(128, 16 if chs % 32 else 32, warps=4, stages=1)
@@ -83,24 +91,17 @@ def pass_tile(chs: int, positions: int) -> Tile:
 def forward_alternatives(chs: int, compact_chs: int, positions: int) -> list[Tile]:
     """Tiles for 16-bit inputs that may beat `forward_tile`: `benchmarks.lightnl --settle` times them.
 
-    What lost on an H200 is not here any more: 8 warps, wide blocks of channels, other steps, bands and stages of the
-    kernels that are not `gathered`, and more than one stage of those that are: loads that a pipeline makes go past the
-    first cache, which holds what nine neighbours share.
+    What lost on an H200 is not here any more: 8 warps, wide blocks of channels, other steps and bands of the kernels
+    that are not `gathered`, more than one stage of those that are (loads that a pipeline makes go past the first cache,
+    which holds what nine neighbours share), and all that were tried for the backward pass.
     """
     if not gathered_fits(chs, compact_chs, positions):
         return []
-    one = Tile(64, power_of_two(chs, 16, 64), warps=4, bands=-(-positions // 784), stages=1, gathered=True)
-    eight = replace(one, positions=128, warps=8)
-    divided = [replace(tile, bands=bands) for tile in (one, eight) for bands in (2 * one.bands, 4 * one.bands)]
-    return [one, eight, *divided, replace(one, gram_positions=256, gram_stages=2)]
-
-
-def backward_alternatives(chs: int, compact_chs: int, positions: int) -> list[Tile]:
-    """The same for `depthwise_backward_tile`. Blocks of 64 channels take nearly all registers of 4 warps' threads."""
-    if not gathered_fits(chs, compact_chs, positions):
-        return []
-    one = Tile(64, power_of_two(chs, 16, 32), warps=4, bands=2, stages=1, gathered=True)
-    found = [one, replace(one, positions=32), replace(one, bands=1), replace(one, bands=4)]
-    if positions <= 1024:
-        return [*found, replace(one, channels=64, warps=8)]
-    return [*found, replace(one, bands=7), replace(one, positions=128)]
+    chosen = forward_tile(chs, compact_chs, positions, torch.bfloat16, False)
+    ahead = ((256, 3), (256, 4), (128, 4), (128, 6))  # G waits for x: the more loads are under way, the better
+    one = gathered_tile(chs, positions)
+    found = [replace(one, gram_positions=step, gram_stages=stages) for step, stages in ahead]
+    if chosen.gathered:
+        return [*found, replace(chosen, bands=2 * one.bands)]
+    two = replace(one, bands=2)
+    return [replace(chosen, stages=2), replace(chosen, stages=4), replace(chosen, positions=64), one, two, *found]
