@@ -30,6 +30,7 @@ def evaluate(
 
     Example: autonl evaluate runs/digits-demo
     """
+    from autonl.cli.train import not_finite_warning
     from autonl.models import run_folder
     from autonl.train.config import replace
     from autonl.train.folder import run_config
@@ -48,6 +49,8 @@ def evaluate(
     table.add_row(f"{result['top1']:.2f}", f"{result['top5']:.2f}", str(result["images"]), f"{result['seconds']:.1f}")
     console = Console()
     console.print(table, highlight=False)
+    if result["not_finite"]:
+        console.print(not_finite_warning(result["not_finite"]), highlight=False, markup=False, soft_wrap=True)
     folder = shlex.quote(ref)
     further = f"autonl report {folder}\n  or: autonl export {folder}" if run_folder(ref) else f"autonl profile {folder}"
     console.print(f"\nnext: {further}", highlight=False, markup=False, soft_wrap=True)

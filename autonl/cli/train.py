@@ -81,7 +81,17 @@ def report_stop(folder: Path, result: Result) -> None:
     raise typer.Exit(128 + (result.stopped_by or 0))
 
 
+def not_finite_warning(images: float) -> str:
+    """What an accuracy alone would hide."""
+    return (
+        f"warning: the outputs for {images:.0f} of the images are infinite or NaN, and count as wrong (LightNL grows "
+        "with the cube of its input, lightnl_energy does not)"
+    )
+
+
 def print_result(folder: Path, result: Result) -> None:
+    from autonl.train.tasks import NOT_FINITE
+
     best = max((row for row in result.history if "top1" in row), key=lambda row: row["top1"])
     rows: list[tuple[str, Any, dict[str, Any]]] = [
         ("final", result.history[-1]["epoch"], result.metrics),
@@ -95,4 +105,6 @@ def print_result(folder: Path, result: Result) -> None:
         table.add_row(name, str(epoch), f"{row['top1']:.2f}", f"{row['top5']:.2f}", f"{row['val_loss']:.4f}")
     console = Console()
     console.print(table, highlight=False)
+    if NOT_FINITE in result.metrics:
+        console.print(not_finite_warning(result.metrics[NOT_FINITE]), highlight=False, markup=False, soft_wrap=True)
     console.print(f"\nnext: autonl evaluate {shlex.quote(str(folder))}", highlight=False, markup=False)

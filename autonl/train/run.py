@@ -31,7 +31,7 @@ from autonl.train.folder import (
 from autonl.train.loop import Fabric, Loop, Result, evaluate, launch, share
 from autonl.train.progress import Progress
 from autonl.train.state import LAST, PREVIOUS, read_checkpoint
-from autonl.train.tasks import Classification, Task
+from autonl.train.tasks import NOT_FINITE, Classification, Task
 from autonl.weights import load_weights, run_weights
 
 
@@ -147,8 +147,9 @@ def evaluate_classifier(
     weights: str | os.PathLike[str] | None = None,
     where: Where = Where(),
 ) -> dict[str, float] | None:
-    """{"top1", "top5" in percent, "images", "seconds"} of a network on the images of `config.data.path`.
+    """{"top1", "top5" in percent, "images", "not_finite", "seconds"} of a network on the images of `config.data.path`.
 
+    not_finite is the number of images whose loss is infinite or NaN.
     validation_only leaves out what a training on that path would train on. None on all processes but the first.
     """
     fabric = launch(where.devices, where.num_nodes, config.loop.precision, where.accelerator)
@@ -174,6 +175,7 @@ def evaluate_classifier(
         "top1": metrics["top1"],
         "top5": metrics["top5"],
         "images": int(metrics["val_images"]),
+        "not_finite": int(metrics.get(NOT_FINITE, 0)),
         "seconds": round(seconds, 3),
     }
 

@@ -18,6 +18,7 @@ from autonl.data.memory import Batch
 from autonl.errors import AutoNLError
 from autonl.train.config import OptimConfig, ScheduleConfig
 
+NOT_FINITE = "val_not_finite"  # the metric that tells how many images' (or pixels') loss is infinite or NaN, if any
 Tuning = tuple[Optimizer, Scheduler | None]  # an optimiser, and what sets its learning rate after every step
 
 
@@ -127,8 +128,14 @@ def classification_metrics(classes: int) -> MetricCollection:
 
 
 class Percent(MulticlassAccuracy):
+    """An image whose outputs are not all finite is wrong, whatever class an infinity or NaN stands for."""
+
     tp: Tensor
     fn: Tensor
+
+    def update(self, logits: Tensor, labels: Tensor) -> None:
+        wrong = -F.one_hot(labels.clamp(min=0), logits.shape[1]).to(logits.dtype)  # the label behind all others
+        super().update(torch.where(logits.isfinite().all(1, keepdim=True), logits, wrong), labels)
 
     def compute(self) -> Tensor:
         # of all images together, exact where the class divides in single precision
@@ -136,20 +143,27 @@ class Percent(MulticlassAccuracy):
 
 
 class CrossEntropy(Metric):
-    """The mean without label smoothing, and the number of images (or pixels) that were counted."""
+    """The mean without label smoothing, and the number of images (or pixels) that were counted; where the loss of some
+    is not finite, the mean of the others and the number of those: they would hide what the rest comes to."""
 
     total: Tensor
     number: Tensor
+    not_finite: Tensor
 
     def __init__(self, not_counted: int = -1, counted: str = "val_images") -> None:
         super().__init__()
         self.not_counted, self.counted = not_counted, counted
         self.add_state("total", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
         self.add_state("number", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_state("not_finite", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
 
     def update(self, logits: Tensor, labels: Tensor) -> None:
-        self.total += F.cross_entropy(logits, labels, ignore_index=self.not_counted, reduction="sum")
+        losses = F.cross_entropy(logits, labels, ignore_index=self.not_counted, reduction="none")
+        finite = losses.isfinite()
+        self.total += losses.where(finite, 0).sum()
         self.number += (labels != self.not_counted).sum()
+        self.not_finite += (~finite).sum()
 
     def compute(self) -> dict[str, Tensor]:
-        return {"val_loss": self.total / self.number, self.counted: self.number}
+        lost = {NOT_FINITE: self.not_finite} if self.not_finite else {}
+        return {"val_loss": self.total / (self.number - self.not_finite), self.counted: self.number, **lost}

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from autonl import cli
+from autonl import cli, create_model
 from tests.conftest import prove, shared_data
 
 
@@ -48,7 +48,7 @@ def settings(imagenet):
 def test_efficientnet_lite0(evaluate, imagenet):
     weights = shared_data("tf_efficientnet_lite0_fp16.pth")
     result = evaluate("timm:tf_efficientnet_lite0", "--weights", weights, *settings(imagenet))
-    assert result.keys() == {"top1", "top5", "images", "seconds"}
+    assert result.keys() == {"top1", "top5", "images", "not_finite", "seconds"}
     assert result["images"] == prove(100, 1000)
     assert result["top1"] == pytest.approx(prove(70, 73.1), abs=prove(1, 0.3))
     assert result["top5"] == pytest.approx(prove(91, 90.9), abs=prove(1, 0.3))
@@ -66,3 +66,15 @@ def test_mobilenetv2_with_tensorflows_padding(evaluate, imagenet, tmp_path):
         assert result["images"] == prove(100, 1000)
         assert result["top1"] == pytest.approx(prove(64, 67.3), abs=prove(1, 0.3))
         assert result["top5"] == pytest.approx(prove(85, 87.6), abs=prove(1, 0.3 + 1e-9))
+
+
+def test_outputs_that_are_not_finite_are_told(autonl, evaluate, tmp_path):
+    state = create_model("digits").state_dict()
+    state["classifier.bias"][3] = torch.nan
+    torch.save(state, tmp_path / "broken.pth")
+    command = ("digits", "--data", "digits", "--weights", tmp_path / "broken.pth")
+    result = evaluate(*command)
+    assert (result["top1"], result["not_finite"]) == (0, result["images"])
+    code, out, _ = autonl("evaluate", *command)
+    assert code == 0
+    assert f"warning: the outputs for {result['images']} of the images are infinite or NaN" in out
