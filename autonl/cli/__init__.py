@@ -2,7 +2,7 @@
 
 import io
 import sys
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import typer
 
@@ -20,7 +20,7 @@ from autonl.errors import AutoNLError
 from autonl.version import __version__
 
 # click's, which newer releases of typer carry inside themselves
-UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+UsageError: Any = typer.BadParameter.__mro__[1]
 
 app = typer.Typer(
     name="autonl",
@@ -65,7 +65,7 @@ def main() -> NoReturn:
     except AutoNLError as error:
         _fail(str(error))
     except UsageError as error:
-        _fail(f"{error}; see --help")
+        _fail(f"{error.format_message()}; see --help")
     except typer.Abort:  # Ctrl-C
         sys.exit(130)
     except OSError as error:  # a full disk, say, behind standard output

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from autonl.cli.profile import print_profile
 from autonl.cli.progress import TrainingBar
-from autonl.cli.train import RECIPE_HELP, report_stop
+from autonl.cli.train import RECIPE_HELP, report_stop, resume_command
 
 if TYPE_CHECKING:
     from autonl.search.run import Found
@@ -31,7 +31,7 @@ def search(
     trials: int | None = typer.Option(
         None,
         min=0,
-        help="Networks that are trained for a while to choose from. Default: 6; 20 find better ones.",
+        help="Networks that are trained for a while to choose from. Default: 6; 20 beat chance, but take long.",
     ),
     recipe: str | None = typer.Option(None, help=RECIPE_HELP),
     set_: list[str] = typer.Option([], "--set", metavar="SECTION.NAME=VALUE", help="Change a setting."),
@@ -50,6 +50,7 @@ def search(
     from autonl.search.run import search as run_search
     from autonl.train.config import load_config, replace
     from autonl.train.run import Where
+    from autonl.train.state import LAST
 
     flags = {
         "search.space": space,
@@ -65,14 +66,19 @@ def search(
     config = load_config(recipe, settings, SearchConfig)
     config = replace(config, data={"path": data} if data else {}, seed=config.seed if seed is None else seed)
     folder = Path(out or f"runs/search-{Path(config.search.space).stem}")
-    found = run_search(
-        config,
-        folder,
-        resume=resume,
-        where=Where(devices, num_nodes),
-        progress=TrainingBar,
-        command=shlex.join(["autonl", *sys.argv[1:]]),
-    )
+    try:
+        found = run_search(
+            config,
+            folder,
+            resume=resume,
+            where=Where(devices, num_nodes),
+            progress=TrainingBar,
+            command=shlex.join(["autonl", *sys.argv[1:]]),
+        )
+    except KeyboardInterrupt:  # between two trainings: one that runs is asked to stop
+        if (folder / LAST).exists():
+            print(f"stopped, saved in {folder}; go on with: {resume_command()}", file=sys.stderr)
+        raise
     if found.result.stopped_by:
         report_stop(folder, found.result)
     elif found.result.first_process and json:
@@ -122,7 +128,8 @@ def print_found(folder: Path, found: Found, recipe: str | None, data: str | None
     )
     for warning in found.warnings:
         console.print(f"warning: {warning}", markup=False)
-    kept = [("set", setting) for setting in settings if not setting.startswith("search.")]
+    # what the search alone is about: the images that chose the network must not judge it
+    kept = [("set", setting) for setting in settings if not setting.startswith(("search.", "data.selection"))]
     options = "".join(
         f" --{name} {shlex.quote(value)}" for name, value in (("recipe", recipe), ("data", data), *kept) if value
     )

@@ -72,11 +72,14 @@ def train(
         print_result(folder, result)
 
 
+def resume_command() -> str:
+    return shlex.join(["autonl", *sys.argv[1:], *(["--resume"] if "--resume" not in sys.argv else [])])
+
+
 def report_stop(folder: Path, result: Result) -> None:
-    command = ["autonl", *sys.argv[1:], *(["--resume"] if "--resume" not in sys.argv else [])]
     name = signal.Signals(result.stopped_by or 0).name
     if result.first_process:
-        text = f"stopped by {name} behind step {result.step}, saved in {folder}; go on with: {shlex.join(command)}"
+        text = f"stopped by {name} behind step {result.step}, saved in {folder}; go on with: {resume_command()}"
         print(text, file=sys.stderr)
     raise typer.Exit(128 + (result.stopped_by or 0))
 

@@ -60,8 +60,9 @@ class Comparison:
         return Candidate(choices, count_macs(network.spec), metrics["top1"], metrics["val_loss"])
 
     def trial(self, choices: Sequence[Choice], folder: Path) -> Result:
-        spec = self.supernet.space.spec(choices)
-        return short_training(spec, self.config, self.config.trial_epochs, self.fabric, *self.trial_batches, folder)
+        spec, epochs = self.supernet.space.spec(choices), self.config.search.trial_epochs
+        assert epochs is not None  # with_defaults has settled it
+        return short_training(spec, self.config, epochs, self.fabric, *self.trial_batches, folder)
 
 
 def short_training(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 
 from autonl.data.config import at_least, between
@@ -30,7 +29,7 @@ class SearchSettings:
     candidates: int = 16  # networks at the budget that are compared on the selection images
     trials: int = 6  # networks at the budget that are trained from scratch for a while; 0 or 1: none
     trial_epochs: int | None = None  # default: an eighth of the search's, of more than FEW_TRIALS two fifths
-    trial_resolution: str | None = None  # default: the search's own, of more than FEW_TRIALS two thirds of it
+    trial_resolution: str | None = None  # default: the search's own, of more than FEW_TRIALS about two thirds of it
     calibrate_batches: int = 8  # training batches that BN statistics are taken from before a network is judged
 
     def __post_init__(self) -> None:
@@ -58,8 +57,3 @@ class SearchSettings:
 @dataclass(frozen=True)
 class SearchConfig(Config):
     search: SearchSettings = field(default_factory=SearchSettings)
-
-    @property
-    def trial_epochs(self) -> int:
-        share = 0.4 if self.search.trials > FEW_TRIALS else 0.125
-        return self.search.trial_epochs or math.ceil(share * self.schedule.epochs)

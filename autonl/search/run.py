@@ -46,7 +46,7 @@ from autonl.weights import BEST_WEIGHTS, FINAL_WEIGHTS
 
 TRIALS_FOLDER = "trials"  # while they run
 LEAST_SIDE = 8  # pixels that a trial sees
-LEAST_REDUCED = 64  # pixels a side from which on many trials see fewer than the search
+LEAST_REDUCED = 96  # pixels a side from which on many trials see fewer than the search
 DEFAULT_BUDGET = "50%"
 SELECTION = 0.1  # share of the training images that choose, where the settings name none
 
@@ -87,8 +87,11 @@ def search(
         return Found(result, searching.space)
     supernet, task, comparison = searching.supernet, searching.task, searching.comparison
     candidates = compared(searching)
-    if searching.config.search.trials > 1 and searching.budget is not None:
-        say = searching.started.shown.say
+    settings, say = searching.config.search, searching.started.shown.say
+    if settings.trials > 1 and searching.budget is None:
+        say("no trials: without a budget there are no networks of the same cost")
+    elif settings.trials > 1 and searching.budget is not None:
+        say(f"up to {settings.trials} trials of {settings.trial_epochs} epochs at {settings.trial_resolution} px")
         candidates, stopped = tried(comparison, searching.budget, candidates, folder / TRIALS_FOLDER, say)
         if stopped:
             return Found(stopped, searching.space)
@@ -160,6 +163,7 @@ def prepare(
     view = view_of(supernet.network, config.data)
     config = replace(config, data=view_settings(view))
     size = trial_size(config.search, view.size)
+    config = replace(config, search={"trial_resolution": resolution_to_text(size)})
     about = describe(space.spec(space.largest), config, space.classes, view.size, command) | describe_data(source)
     about |= {"space": to_dict(space), "table": fingerprint(config.search.table)}
     started.refuse_other_run(about)
@@ -243,12 +247,13 @@ def story(found: Found, gates: Gates) -> dict[str, Any]:
 
 
 def with_defaults(config: SearchConfig) -> SearchConfig:
-    """A budget where neither it nor a cost weight is given, images to choose by, no average of the weights."""
+    """A budget where neither it nor a cost weight is given, images to choose by, no average of weights, trials."""
     settings = config.search
+    share = 0.4 if settings.trials > FEW_TRIALS else 0.125
     macs = settings.macs or (DEFAULT_BUDGET if settings.cost_weight is None and settings.latency is None else None)
     return replace(
         config,
-        search={"macs": macs},
+        search={"macs": macs, "trial_epochs": settings.trial_epochs or math.ceil(share * config.schedule.epochs)},
         data={"selection": config.data.selection or SELECTION},
         loop={"ema": None, "calibrate_batches": 0},
     )
@@ -277,21 +282,17 @@ def fitted_space(space: Space, config: SearchConfig, source: Source) -> Space:
 
 
 def trial_size(settings: SearchSettings, most: tuple[int, int]) -> tuple[int, int]:
-    """What trials see, of images that the search sees with `most` pixels."""
+    """What trials see, of images that the search sees with `most` pixels: by default the same, of many trials about two
+    thirds a side, in multiples of 32, at which a mobile network cuts no map: 96 -> 64, 128 -> 96, 224 -> 160."""
     text = settings.trial_resolution
     if text is None:
-        few, tiny = settings.trials <= FEW_TRIALS, min(most) < LEAST_REDUCED
-        return most if few or tiny else (two_thirds(most[0]), two_thirds(most[1]))
+        reduced = settings.trials > FEW_TRIALS and min(most) >= LEAST_REDUCED
+        return (32 * round(most[0] / 48), 32 * round(most[1] / 48)) if reduced else most
     size = resolution_from(text, "search.trial_resolution")
     if any(side > limit or side < LEAST_SIDE for side, limit in zip(size, most, strict=True)):
         allowed = f"{LEAST_SIDE} to {resolution_to_text(most)}, the search's own resolution"
         refuse("search.trial_resolution", text, allowed)
     return size
-
-
-def two_thirds(side: int) -> int:
-    """To the next multiple of 32, at which no map of a mobile network is cut: 96 -> 64, 128 -> 96, 224 -> 160."""
-    return 32 * round(side / 48)
 
 
 def collapse_warnings(task: Search) -> list[str]:

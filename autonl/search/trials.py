@@ -10,7 +10,9 @@ import dataclasses
 import hashlib
 import json
 import math
+import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -45,7 +47,7 @@ def tried(
     trained: list[Candidate] = []
     lost: list[Candidate] = []
     images = 1.0
-    count = comparison.config.search.trials
+    count, ran, started = comparison.config.search.trials, 0, time.perf_counter()
     for candidate in proposals(comparison, budget, best[0], trained, lost):
         index = len(trained) + len(lost) + 1
         name = hashlib.sha256(repr(candidate.choices).encode()).hexdigest()[:16]
@@ -61,9 +63,12 @@ def tried(
             if result.stopped_by:
                 return [], result
             known[name] = [result.metrics["top1"], result.metrics["val_images"]]
-            say(f"trial {index} of {count}: {known[name][0]:.2f}% of {known[name][1]:.0f} selection images right")
             if fabric.is_global_zero:
                 write_atomically(kept, json.dumps(known).encode())
+            ran += 1
+            left = timedelta(seconds=round((count - index) * (time.perf_counter() - started) / ran))
+            right = f"{known[name][0]:.2f}% of {known[name][1]:.0f} selection images right"
+            say(f"trial {index} of {count}: {right}" + (f", {left} left" if index < count else ""))
         top1, images = known[name]
         trained.append(dataclasses.replace(candidate, trained=top1))
     if (done := len(trained) + len(lost)) < count:

@@ -10,6 +10,7 @@ from autonl.search.config import SearchConfig
 from autonl.search.run import search
 from autonl.search.space import Space
 from autonl.train.config import load_config
+from autonl.train.progress import Progress
 from tests.train.small import ON_CPU
 
 TINY = Space(
@@ -34,7 +35,7 @@ def few_digits(images):
     return Source(tuple("0123456789"), train.subset(kept), validation.subset(few))
 
 
-def run_search(folder, *settings, space=TINY, images=400, resume=False, source=None, epochs=2):
+def run_search(folder, *settings, space=TINY, images=400, resume=False, source=None, epochs=2, progress=Progress):
     settings = [
         "data.batch_size=16",
         f"schedule.epochs={epochs}",
@@ -47,4 +48,5 @@ def run_search(folder, *settings, space=TINY, images=400, resume=False, source=N
         *settings,
     ]
     config = load_config("demo", settings, SearchConfig)
-    return search(config, Path(folder), space=space, source=source or few_digits(images), resume=resume, where=ON_CPU)
+    source = source or few_digits(images)
+    return search(config, Path(folder), space=space, source=source, resume=resume, where=ON_CPU, progress=progress)

@@ -4,7 +4,7 @@ import math
 import os
 import random
 import shutil
-import time
+import signal
 from dataclasses import replace
 
 import pytest
@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 from autonl import AutoNLError, read_arch
 from autonl.arch.macs import count_macs
+from autonl.models import build
 from autonl.search.budget import parse_budget
 from autonl.search.chance import random_network
 from autonl.search.config import SearchConfig
@@ -27,7 +28,7 @@ from autonl.weights import load
 from tests.conftest import PROVE, prove
 from tests.search.far_apart import SPACE, far_apart
 from tests.search.small import TINY, few_digits, run_search
-from tests.train.small import ON_CPU, in_child, kill, rows
+from tests.train.small import ON_CPU, die_at, in_child, rows
 from tests.train.test_processes import join, processes
 
 # -- the images --
@@ -210,12 +211,36 @@ def test_it_beats_the_search_without_lightnl(tmp_path):
     assert all(kept >= 1 for _, kept in found["with"])
 
 
+@pytest.mark.skipif(not PROVE, reason="two trainings: make prove")
+@pytest.mark.parametrize(("operator", "least", "most"), [("lightnl", 95, 100), ("depthwise", 44, 56)])
+def test_it_is_the_affinity_that_solves_it(operator, least, most):
+    """The largest network with LightNL everywhere, and with the control, the same branch without affinity."""
+    torch.manual_seed(0)
+    source = far_apart(5_000, 1_000)
+    network = build(SPACE.spec(SPACE.largest).with_operator(operator))
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.05, momentum=0.9)
+    for _ in range(6):
+        for chosen in torch.randperm(len(source.train)).split(64):
+            logits = network(normalised(network, source.train.images[chosen]))
+            torch.nn.functional.cross_entropy(logits, source.train.labels[chosen]).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    found = accuracy(network.eval(), source.validation)
+    print(operator, found)
+    assert least <= found <= most
+
+
 @torch.no_grad()
 def accuracy(network, stored):
-    """In percent, with the embedded set's normalisation of the recipe's view."""
-    mean, std = (torch.tensor(network.default_cfg[name]).view(-1, 1, 1) for name in ("mean", "std"))
-    logits = network((stored.images / 255 - mean) / std)
+    """In percent."""
+    logits = network(normalised(network, stored.images))
     return 100 * (logits.argmax(1) == stored.labels).float().mean().item()
+
+
+def normalised(network, images):
+    """As the recipe's view of the embedded set does it."""
+    mean, std = (torch.tensor(network.default_cfg[name]).view(-1, 1, 1) for name in ("mean", "std"))
+    return (images / 255 - mean) / std
 
 
 def mean(values):
@@ -239,23 +264,27 @@ def assert_same_search(folder, reference):
     assert all(torch.equal(weights[key], expected[key]) for key in weights)
 
 
-def resume_search(folder):
-    run_search(folder, resume=True)
+def search_with_trials(folder, count=0):
+    """A search that is killed in the middle of the count-th file that it puts into its place."""
+    die_at("replace", count)
+    run_search(folder, "search.trials=3", "search.trial_epochs=1", images=160, resume=True)
 
 
-def test_killed_and_resumed_ends_the_same(tmp_path):
-    started = time.perf_counter()
-    run_search(tmp_path / "unbroken")
-    seconds = time.perf_counter() - started
-    moments = random.Random(0)
-    for _ in range(prove(2, 12)):
-        process = in_child(resume_search, tmp_path / "killed")
-        time.sleep(moments.uniform(0.1, 0.9) * seconds)
-        kill(process)
-    process = in_child(resume_search, tmp_path / "killed")
-    process.join()
-    assert process.exitcode == 0
-    assert_same_search(tmp_path / "killed", tmp_path / "unbroken")
+def test_killed_and_resumed_ends_the_same(tmp_path, monkeypatch):
+    """Whether the super-network was being trained, or a trial, or one of the last files written."""
+    put, replace_file = [], os.replace
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", lambda source, target: (put.append(str(target)), replace_file(source, target)))
+        search_with_trials(tmp_path / "unbroken")
+    in_trials = [index for index, path in enumerate(put, start=1) if "/trials/" in path]
+    assert 5 < in_trials[0] < len(put)
+    for count in prove((5, in_trials[-3], len(put)), range(1, len(put) + 1)):
+        folder = tmp_path / str(count)
+        for killed in (True, False):
+            process = in_child(search_with_trials, folder, count if killed else 0)
+            process.join()
+            assert process.exitcode == (-signal.SIGKILL if killed else 0)
+        assert_same_search(folder, tmp_path / "unbroken")
 
 
 def test_resumed_behind_its_last_epoch_ends_the_same(tmp_path):

@@ -15,7 +15,7 @@ from autonl.search.compare import Candidate, Comparison
 from autonl.search.config import SearchConfig
 from autonl.search.gates import from_choices, to_choices
 from autonl.search.landing import land
-from autonl.search.run import prepare, trial_size
+from autonl.search.run import prepare, trial_size, with_defaults
 from autonl.search.space import Choice
 from autonl.search.supernet import SuperNet
 from autonl.search.trials import by_trial, tried, whim, worth
@@ -210,17 +210,33 @@ def test_a_small_space_has_few_trials_and_says_so(tmp_path):
     ("trials", "epochs", "sizes"),
     [
         (8, 4, {96: 96, 224: 224}),
-        (9, 12, {32: 32, 63: 63, 64: 32, 96: 64, 128: 96, 160: 96, 192: 128, 224: 160}),
+        (9, 12, {32: 32, 64: 64, 95: 95, 96: 64, 128: 96, 160: 96, 192: 128, 224: 160}),
     ],
 )
-def test_many_trials_are_longer_and_see_fewer_pixels(trials, epochs, sizes):
-    """As they were when they beat random networks: 12 of 30 epochs, at 64 px of 96."""
-    config = load_config(None, [f"search.trials={trials}", "schedule.epochs=30"], SearchConfig)
-    assert config.trial_epochs == epochs
+def test_many_trials_are_longer_and_see_fewer_pixels(trials, epochs, sizes, tmp_path):
+    """As they were when they beat random networks: 12 of 30 epochs, at 64 px of 96. The run's settings say so."""
+    settings = [f"search.trials={trials}", "schedule.epochs=30"]
+    config = load_config("demo", settings, SearchConfig)
     assert {side: trial_size(config.search, (side, side))[1] for side in sizes} == sizes
     assert trial_size(config.search, (96, 224)) == (sizes[96], sizes[224])
-    asked = load_config(None, [f"search.trials={trials}", "search.trial_epochs=3"], SearchConfig)
-    assert asked.trial_epochs == 3
+    prepare(config, tmp_path / "run", TINY, few_digits(160), False, ON_CPU, Progress, "")
+    written = load_config(str(tmp_path / "run" / "config.yaml"), (), SearchConfig).search
+    assert (written.trial_epochs, written.trial_resolution) == (epochs, "32")
+    config = load_config("demo", [*settings, "search.trial_epochs=3"], SearchConfig)
+    assert with_defaults(config).search.trial_epochs == 3
+
+
+def test_trials_have_the_epochs_and_the_size_of_the_settings(tmp_path):
+    said = []
+    progress = type("Told", (Progress,), {"say": lambda self, message: said.append(message)})
+    run = tmp_path / "run"
+    settings = ("search.trials=2", "search.trial_epochs=3", "search.trial_resolution=24")
+    run_search(run, *settings, images=160, epochs=1, progress=progress)
+    assert "up to 2 trials of 3 epochs at 24 px" in said
+    assert [line.split(":")[0] for line in said if line.startswith("trial")] == ["trial 1 of 2", "trial 2 of 2"]
+    said.clear()
+    run_search(tmp_path / "free", "search.trials=2", "search.cost_weight=1", images=160, epochs=1, progress=progress)
+    assert "no trials: without a budget there are no networks of the same cost" in said
 
 
 def test_trials_may_see_fewer_pixels_of_the_same_images(tmp_path):

@@ -76,6 +76,20 @@ def in_child(function, *arguments):
     return process
 
 
+def die_at(call, count):
+    """SIGKILL this process in the middle of the count-th call of os.fsync or os.replace from now on."""
+    calls, original = 0, getattr(os, call)
+
+    def counted(*arguments):
+        nonlocal calls
+        calls += 1
+        if calls == count:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return original(*arguments)
+
+    setattr(os, call, counted)
+
+
 def kill(process):
     os.kill(process.pid, signal.SIGKILL)
     process.join()

@@ -1,6 +1,5 @@
 """A training that is killed and resumed ends as one that was never stopped."""
 
-import os
 import random
 import signal
 import time
@@ -11,7 +10,7 @@ from safetensors.torch import load_file
 
 from autonl.train import state
 from tests.conftest import prove
-from tests.train.small import in_child, kill, rows, train_small
+from tests.train.small import die_at, in_child, kill, rows, train_small
 
 
 @pytest.fixture(scope="module")
@@ -94,15 +93,5 @@ def train_resumed(path, folder):
 
 
 def train_and_die_at(path, folder, call, count):
-    """SIGKILL this process in the middle of the count-th call of os.fsync or os.replace."""
-    calls, original = 0, getattr(os, call)
-
-    def counted(*arguments):
-        nonlocal calls
-        calls += 1
-        if calls == count:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return original(*arguments)
-
-    setattr(os, call, counted)
+    die_at(call, count)
     train_small(path, folder, resume=True)
