@@ -105,7 +105,21 @@ RECIPES = tuple(sorted(p.name.removesuffix(".yaml") for p in (resources.files(__
 
 def load_config(recipe: str | None, settings: Iterable[str] = (), kind: type[Section] = Config) -> Section:  # type: ignore[assignment]
     """A recipe (a shipped name or a .yaml file; None: the defaults) with `section.name=value` settings on top."""
-    return changed_config(read_recipe(recipe) if recipe else {}, settings, kind)
+    content = read_recipe(recipe) if recipe else {}
+    fault = fault_of(content, kind)
+    try:
+        return changed_config(content, settings, kind)
+    except AutoNLError as error:
+        raise AutoNLError(f"{recipe}: {error}" if str(error) == fault else str(error)) from None
+
+
+def fault_of(content: dict[str, Any], kind: type) -> str | None:
+    """What is wrong with a recipe by itself; a setting on top may still mend it."""
+    try:
+        from_dict(kind, content)
+    except AutoNLError as error:
+        return str(error)
+    return None
 
 
 def changed_config(content: dict[str, Any], settings: Iterable[str], kind: type[Section]) -> Section:
@@ -154,6 +168,8 @@ def apply_setting(content: dict[str, Any], setting: str, kind: type) -> None:
             place[section] = {}
         place = place[section]
         if not isinstance(place, dict):
+            if name in known:  # a heading of the recipe with something else below it
+                refuse(section, place, "a mapping of settings")
             refuse_name("setting", name, known)
     place[last] = value
 

@@ -91,9 +91,17 @@ def test_a_setting_that_is_refused(setting, message):
     ],
 )
 def test_a_recipe_file_that_is_refused(tmp_path, text, message):
+    """By its name, whatever stands on the command line; a setting there may mend it."""
+    mine = str(tmp_path / "mine.yaml")
     (tmp_path / "mine.yaml").write_text(text)
-    with pytest.raises(AutoNLError, match=re.escape(message)):
-        load_config(str(tmp_path / "mine.yaml"))
+    for settings in ((), ("optim.lr=1",)):
+        with pytest.raises(AutoNLError, match=re.escape(message)) as refused:
+            load_config(mine, settings)
+        assert str(refused.value).startswith(f"{mine}: ")
+    (tmp_path / "mine.yaml").write_text("optim: {lr: fast}")
+    assert load_config(mine, ["optim.lr=1"]).optim.lr == 1
+    with pytest.raises(AutoNLError, match=r"^unknown setting 'optim\.lrr'"):
+        load_config(mine, ["optim.lrr=1"])
 
 
 def test_a_recipe_that_is_not_there(tmp_path):
