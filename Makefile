@@ -11,11 +11,11 @@ search: .venv/ready
 	OMP_NUM_THREADS=$$(nproc) $(BIN)/python examples/digits.py
 
 test: check
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 # the same tests with large numbers: thousands of mutations, dozens of kills, many seeds
 prove: check
-	AUTONL_PROVE=1 $(BIN)/python -m pytest -n 2
+	AUTONL_PROVE=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 check: .venv/ready
 	$(BIN)/ruff check .

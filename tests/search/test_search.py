@@ -278,7 +278,7 @@ def test_killed_and_resumed_ends_the_same(tmp_path, monkeypatch):
         search_with_trials(tmp_path / "unbroken")
     in_trials = [index for index, path in enumerate(put, start=1) if "/trials/" in path]
     assert 5 < in_trials[0] < len(put)
-    for count in prove((5, in_trials[-3], len(put)), range(1, len(put) + 1)):
+    for count in prove((5, in_trials[-3]), range(1, len(put) + 1)):
         folder = tmp_path / str(count)
         for killed in (True, False):
             process = in_child(search_with_trials, folder, count if killed else 0)
