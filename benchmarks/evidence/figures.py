@@ -16,7 +16,7 @@ IMAGES = Path(__file__).parents[2] / "docs" / "images"
 KINDS = {
     "found": (("search", "found with trials at 64 px"), ("budget", "found")),
     "found by the gates alone": (("search", "found"),),
-    "the same without LightNL": (("search", "found without LightNL"),),
+    "found without LightNL": (("search", "found with trials at 64 px, without LightNL"),),
     "random": (("search", "random"), ("budget", "random")),
     "MobileNetV2-LightNL": (
         *(("gain", "+ LightNL"), ("budget", "MobileNetV2-LightNL")),
