@@ -97,13 +97,14 @@ RESOLUTIONS = [(96, 96), (128, 128), (160, 160), (192, 192), (224, 224), (225, 2
 @pytest.mark.parametrize("name", ZOO)
 def test_closed_form_equals_flop_counter(name):
     spec = zoo_arch(name)
-    assert counted(spec, RESOLUTIONS) == [count_macs(spec, resolution) for resolution in RESOLUTIONS]
+    resolutions = prove([(96, 96), (225, 225), (320, 224)], RESOLUTIONS)
+    assert counted(spec, resolutions) == [count_macs(spec, resolution) for resolution in resolutions]
 
 
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_operators_equal_flop_counter(operator):
     spec = zoo_arch("mobilenetv2_100").with_operator(operator)
-    resolutions = prove([(225, 225), (320, 224)], RESOLUTIONS)
+    resolutions = prove([(225, 225)], RESOLUTIONS)
     assert counted(spec, resolutions) == [count_macs(spec, resolution) for resolution in resolutions]
 
 
