@@ -11,7 +11,7 @@ from autonl.arch.codec import block_to_string
 from autonl.arch.macs import count_macs
 from benchmarks import RESULTS, read_rows
 from benchmarks.evidence.__main__ import append, keys, queue, row_file
-from benchmarks.evidence.document import DOC, Claim, Group, document, overlap, verdict
+from benchmarks.evidence.document import DOC, Claim, Group, document, groups, overlap, read, verdict
 from benchmarks.evidence.jobs import SUITES, Job
 from benchmarks.evidence.run import COLUMNS, Setup, budget_of, network_of
 from benchmarks.tried import rows_of
@@ -35,7 +35,7 @@ def test_random_networks_cost_what_the_budget_says(tmp_path):
     assert network_of(job, Setup("", "", tmp_path, tmp_path / "a.json")) == spec
 
 
-def groups(**values):
+def made_groups(**values):
     return {name: Group(name, list(map(float, found)), []) for name, found in values.items()}
 
 
@@ -54,7 +54,7 @@ def groups(**values):
     ],
 )
 def test_what_is_said_of_a_claim(better, worse, target, said):
-    found = groups(worse=worse) | (groups(better=better) if better else {})
+    found = made_groups(worse=worse) | (made_groups(better=better) if better else {})
     assert verdict(Claim("s", "it is so", "better", "worse", target), found).startswith(said)
 
 
@@ -94,11 +94,27 @@ def test_trials_are_read_in_the_order_in_which_they_ran(tmp_path):
     ],
 )
 def test_what_is_said_of_two_ranges(one, other, said):
-    assert overlap(*groups(one=one, other=other).values()) == said
+    assert overlap(*made_groups(one=one, other=other).values()) == said
 
 
 def test_the_document_is_what_the_rows_say():
     assert DOC.read_text() == document(), "run python -m benchmarks.evidence.document"
+
+
+@pytest.mark.parametrize(
+    ("line", "suite", "job"),
+    [
+        ("MobileNetV2", "gain", "MobileNetV2"),
+        ("with LightNL's branch, without the affinity", "gain", "+ control"),
+        ("MobileNetV2-LightNL", "gain", "+ LightNL"),
+        ("random networks of the search space", "search", "random"),
+        ("found by a search with `--trials 20`", "search", "found with trials at 64 px"),
+    ],
+)
+def test_the_readme_says_what_the_rows_say(line, suite, job):
+    group = groups(read(suite), "top1")[job]
+    told = f"| {line} | {group.mean:.1f} ± {group.error:.1f} | {len(group.values)} |"
+    assert told in (DOC.parents[1] / "README.md").read_text()
 
 
 def test_the_queue_runs_what_is_missing_in_the_order_of_needs(tmp_path, monkeypatch):

@@ -149,7 +149,7 @@ def evaluate_classifier(
 ) -> dict[str, float] | None:
     """{"top1", "top5" in percent, "images", "not_finite", "seconds"} of a network on the images of `config.data.path`.
 
-    not_finite is the number of images whose loss is infinite or NaN.
+    not_finite is the number of images for which an output is infinite or NaN.
     validation_only leaves out what a training on that path would train on. None on all processes but the first.
     """
     fabric = launch(where.devices, where.num_nodes, config.loop.precision, where.accelerator)

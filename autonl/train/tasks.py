@@ -18,7 +18,7 @@ from autonl.data.memory import Batch
 from autonl.errors import AutoNLError
 from autonl.train.config import OptimConfig, ScheduleConfig
 
-NOT_FINITE = "val_not_finite"  # the metric that tells how many images' (or pixels') loss is infinite or NaN, if any
+NOT_FINITE = "val_not_finite"  # the metric that tells how many images' (or pixels') outputs are not finite, if any
 Tuning = tuple[Optimizer, Scheduler | None]  # an optimiser, and what sets its learning rate after every step
 
 
@@ -143,8 +143,8 @@ class Percent(MulticlassAccuracy):
 
 
 class CrossEntropy(Metric):
-    """The mean without label smoothing, and the number of images (or pixels) that were counted; where the loss of some
-    is not finite, the mean of the others and the number of those: they would hide what the rest comes to."""
+    """The mean without label smoothing, and the number of images (or pixels) that were counted; where the outputs for
+    some are not finite, the mean of the others and the number of those: they would hide what the rest comes to."""
 
     total: Tensor
     number: Tensor
@@ -158,11 +158,11 @@ class CrossEntropy(Metric):
         self.add_state("not_finite", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
 
     def update(self, logits: Tensor, labels: Tensor) -> None:
+        finite, counted = logits.isfinite().all(1), labels != self.not_counted
         losses = F.cross_entropy(logits, labels, ignore_index=self.not_counted, reduction="none")
-        finite = losses.isfinite()
         self.total += losses.where(finite, 0).sum()
-        self.number += (labels != self.not_counted).sum()
-        self.not_finite += (~finite).sum()
+        self.number += counted.sum()
+        self.not_finite += (counted & ~finite).sum()
 
     def compute(self) -> dict[str, Tensor]:
         lost = {NOT_FINITE: self.not_finite} if self.not_finite else {}

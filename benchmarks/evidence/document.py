@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from statistics import correlation, mean, median, stdev
 
 from benchmarks import RESULTS, read_rows
+from benchmarks.evidence.jobs import RANDOM_NETWORKS
 
 DOC = RESULTS.parents[1] / "docs" / "results.md"
 
@@ -96,9 +97,9 @@ mistake that a review found later, were judged by the validation images: the rec
 
 SEARCH = """
 Five random networks were planned. Their spread left the difference open, so fifteen were settled on before any other
-was trained (commit ab74d8f); the last one waits for its turn on a GPU, whatever it comes to. A loss is NaN in the CSV
-where the outputs for a few validation images are infinite: in two of the networks found with trials at 64 px for 2 and
-4 of the 5,000, counted with their weights on a CPU."""
+was trained (commit ab74d8f); left to be trained: {left}. A loss is NaN in the CSV where outputs for a few validation
+images are infinite: in two of the networks found with trials at 64 px for 2 and 4 of the 5,000, counted with their
+weights on a CPU."""
 
 NOTES = {"search": SEARCH, "tuning": TUNING}  # below a suite's claims
 
@@ -204,7 +205,9 @@ def section(suite: str) -> list[str]:
             f"{row['job'].removesuffix(': search')} {row['seed']}: {row['lightnl_blocks']}" for row in searches
         )
         lines += [f"- LightNL blocks that the searches kept: {kept}."]
-    lines += [NOTES[suite]] if suite in NOTES else []
+    if suite in NOTES:
+        trained = sum(row["job"] == "random" for row in rows)
+        lines += [NOTES[suite].format(left=RANDOM_NETWORKS - trained)]
     if suite == "kernels" and len(found) == 2:
         lines += [f"- From smallest to largest, with and without kernels: {overlap(*found.values())}."]
     hardware = sorted({f"{row['gpu']}, torch {row['torch']}, timm {row['timm']}" for row in rows})

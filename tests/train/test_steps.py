@@ -161,15 +161,16 @@ def test_label_smoothing_and_top_k():
 
 def test_images_without_finite_outputs_are_wrong_and_counted():
     metrics = classification_metrics(10)
-    scores = torch.arange(10.0).repeat(6, 1)
+    scores = torch.arange(10.0).repeat(7, 1)
     scores[1] = torch.nan  # argmax takes the first NaN: class 0
     scores[2, 9] = torch.inf
     scores[3, 4] = -torch.inf
     scores[5] = torch.nan
-    metrics.update(scores, torch.tensor([9, 0, 9, 4, 8, -1]))  # the last is not counted at all
+    scores[6, 0] = -torch.inf  # its loss is finite
+    metrics.update(scores, torch.tensor([9, 0, 9, 4, 8, -1, 9]))  # -1 is not counted at all
     found = {name: float(value) for name, value in metrics.compute().items()}
-    assert (found["top1"], found["top5"], found["val_images"]) == (20, 40, 5)
-    assert found["val_not_finite"] == 3
+    assert (found["top1"], found["top5"], found["val_images"]) == (pytest.approx(100 / 6), pytest.approx(200 / 6), 6)
+    assert found["val_not_finite"] == 4
     assert found["val_loss"] == pytest.approx(-scores.log_softmax(1)[0, [9, 8]].mean().item())
     metrics = classification_metrics(10)
     metrics.update(scores[:1], torch.tensor([9]))
