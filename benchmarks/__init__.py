@@ -9,6 +9,7 @@ import platform
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, wait
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -85,13 +86,20 @@ def events_us(function: Callable[[], object], repeats: int = 20) -> float:
 def eager_us(functions: Sequence[Callable[[Any], object]], inputs: Sequence[Any], repeats: int = 20) -> list[float]:
     """Time a call of each as a user runs it, over inputs that together do not fit in the cache.
 
-    They take turns: where a machine is slow for a while, it is slow for all of them.
+    Twenty calls and more without a wait between them, as in a network: alone, a call would be charged for the GPU's
+    idling before its first kernel too. The functions take turns: where a machine is slow for a while, it is for all.
     """
-    calls = [lambda function=function: [function(value) for value in inputs] for function in functions]
+    values = [*inputs] * -(-20 // len(inputs))
+
+    def run(function: Callable[[Any], object]) -> None:
+        for value in values:
+            function(value)
+
+    calls = [partial(run, function) for function in functions]
     for call in calls:
         call()
     torch.cuda.synchronize()
-    rounds = [[event_us(call) / len(inputs) for call in calls] for _ in range(repeats)]
+    rounds = [[event_us(call) / len(values) for call in calls] for _ in range(repeats)]
     return [median(times) for times in zip(*rounds, strict=True)]
 
 

@@ -1,10 +1,12 @@
 """Images a second and peak memory of whole networks, one run: AutoNL with its kernels, without them, and rivals.
 
     python -m benchmarks.networks [autonl_l autonl_s ...] [--out benchmarks/results] [--batch 512] [--no-compile]
+    python -m benchmarks.networks --ahead only  only compile, into caches that a later call with --ahead never reads
     python -m benchmarks.networks --doc         the table in docs/speed.md from the CSV, without a GPU
 
 Training (forward, cross-entropy, backward, SGD step) and inference at 224, bf16 (autocast in training, weights too in
-inference), channels-last, medians. `bare` is the network with its LightNL blocks taken out: the ceiling.
+inference), channels-last: medians over windows of steps that follow each other without a wait, as in a training. `bare`
+is the network with its LightNL blocks taken out: the ceiling.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ from benchmarks import RESULTS, compile_ahead, events_us, require_cuda, write_ro
 BASELINE = "timm:mobilenetv2_100"
 AT_ONCE = 4  # networks that are compiled side by side: each takes the memory of a training step
 
-VARIANTS = ("kernels", "plain", "bare")
+VARIANTS = ("kernels", "bare", "plain")
+WINDOWS, STEPS = 5, 6
 TABLE = ("network", "variant", "mode", "compiled", "batch", "images_per_s", "peak_gib")
 
 
@@ -80,7 +83,7 @@ def measure(ref: str, variant: str, mode: str, batch: int, compiled: bool) -> di
         function()
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
-    images_per_second = batch / events_us(function, repeats=10) * 1e6
+    step_us = events_us(lambda: [function() for _ in range(STEPS)], repeats=WINDOWS) / STEPS
     memory = torch.cuda.max_memory_allocated() / 2**30
     return {
         "network": ref,
@@ -88,7 +91,7 @@ def measure(ref: str, variant: str, mode: str, batch: int, compiled: bool) -> di
         "mode": mode,
         "compiled": compiled,
         "batch": batch,
-        "images_per_s": round(images_per_second),
+        "images_per_s": round(batch / step_us * 1e6),
         "peak_gib": round(memory, 2),
     }
 
@@ -101,19 +104,23 @@ def main() -> None:
     parser.add_argument("--modes", nargs="+", default=["train", "inference"])
     parser.add_argument("--variants", nargs="+", default=VARIANTS)
     parser.add_argument("--no-compile", action="store_true")
+    parser.add_argument("--ahead", choices=("first", "only", "never"), default="first", help="compile side by side")
     parser.add_argument("--doc", action="store_true", help="only write the table in docs/speed.md from the CSV")
     arguments = parser.parse_args()
     if arguments.doc:
         return write_table("speed_networks", TABLE, arguments.out)
     require_cuda()
-    kinds = [(ref, variant) for ref in arguments.networks for variant in arguments.variants] + [(BASELINE, "")]
+    kinds = [(BASELINE, ""), *((ref, variant) for ref in arguments.networks for variant in arguments.variants)]
     calls = [
         (*kind, mode, arguments.batch, compiled)
         for mode in arguments.modes
-        for compiled in ((False,) if arguments.no_compile else (False, True))
+        for compiled in ((False,) if arguments.no_compile else (True, False))
         for kind in kinds
     ]
-    compile_ahead(measure, [call for call in calls if call[-1]] or calls, AT_ONCE)
+    if arguments.ahead != "never":
+        compile_ahead(measure, [call for call in calls if call[-1]] or calls, AT_ONCE)
+    if arguments.ahead == "only":
+        return
     rows: list[dict[str, Any]] = []
     for call in calls:
         rows.append(measure(*call))

@@ -4,9 +4,10 @@ what the block then costs as a user runs it.
 Through `python -m benchmarks.lightnl --settle`. What matters most comes first, and rows are written as they come, so
 that a call that is cut short leaves what it found:
 
-    settle_tiles.csv    where the table of tiles has alternatives, at stride 1: times in a CUDA graph of the chosen
-                        tile, which comes first, and of each alternative; inference at batch 256 with its limit,
-                        backward and forward of training at batch 512; nan where this Triton refuses a tile
+    settle_tiles.csv    where the table of tiles has alternatives, at ratio 0.25 and stride 1: times in a CUDA graph of
+                        the chosen tile, which comes first, and of each alternative; inference at batch 256 with its
+                        limit, forward and backward of training at batch 512, the latter twice: "input" has
+                        alternatives for its last kernel; nan where this Triton refuses a tile
     settle_user.csv     every shape with its fastest tiles at batch 256, plain and with the kernels: inference and the
                         training step, as a user runs them and in a CUDA graph
     settle_compiled.csv the training step by torch.compile
@@ -27,7 +28,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autonl.arch.spec import LightNLSpec
 from autonl.nn.kernels import launch, tiles
 from benchmarks import compile_ahead, graph_us, write_rows
 from benchmarks.lightnl import BATCH, SHAPES, floor_us, poison, random_block, random_inputs, step_function, time_mode
@@ -35,7 +35,7 @@ from tests.nn.test_kernels import BOUNDS, errors
 
 Shape = tuple[int, int, float, int]
 MaybeTile = tiles.Tile | None  # None: the table's own
-PASSES = {"inference": BATCH, "backward": 512, "forward": 512}  # and the batch each is timed at
+PASSES = {"inference": BATCH, "backward": 512, "input": 512, "forward": 512}  # and the batch each is timed at
 
 
 class Rows(list[dict[str, Any]]):
@@ -69,7 +69,8 @@ def settle(folder: Path, seconds: float) -> None:
     torch.manual_seed(0)
     times, users, compiled, found = (Rows(f"settle_{name}", folder) for name in ("tiles", "user", "compiled", "errors"))
     fastest = Fastest()
-    large = [shape for shape in SHAPES if shape[3] == 1 and len(candidates(shape, "inference")) > 1]
+    simple = [shape for shape in SHAPES if shape[2:] == (0.25, 1)]
+    open_ones = [(shape, what) for what in PASSES for shape in simple if alternatives(shape, what)]
 
     def work(*calls: tuple[Callable[..., None], Any]) -> None:
         for function, *arguments in calls:
@@ -78,42 +79,48 @@ def settle(folder: Path, seconds: float) -> None:
                 return
             function(*arguments)
 
-    rest = [shape for shape in SHAPES if shape not in large]
-    ordered = [*large, *rest]
-    jobs: list[tuple[str, Shape, MaybeTile]] = [("step", shape, None) for shape in ordered]  # the longest first
-    jobs += [(what, shape, tile) for shape in large for what in PASSES for tile in candidates(shape, what)]
-    jobs += [(what, shape, None) for shape in rest for what in PASSES]
-    jobs += [("bfloat16", shape, None) for shape in ordered]
+    jobs: list[tuple[str, Shape, MaybeTile]] = [("step", shape, None) for shape in SHAPES]  # the longest first
+    jobs += [(what, shape, tile) for shape, what in open_ones for tile in alternatives(shape, what)]
+    jobs += [(what, shape, None) for shape in SHAPES for what in PASSES]
+    jobs += [("bfloat16", shape, None) for shape in SHAPES]
     compile_ahead(compile_job, jobs)
     print(f"compiled, {deadline - time.monotonic():.0f} s left", flush=True)
-    work(*((time_tiles, shape, what, times, fastest) for what in PASSES for shape in large))
+    work(*((time_tiles, shape, what, times, fastest) for shape, what in open_ones))
     print_fastest(times)
-    work(*((check, shape, found, fastest, "bfloat16") for shape in ordered))
-    work(*((time_user, shape, users, fastest) for shape in ordered))
+    work(*((check, shape, found, fastest, "bfloat16") for shape in SHAPES))
+    work(*((time_user, shape, users, fastest) for shape in SHAPES))
     print_verdicts(users)
-    work(*((time_compiled, shape, compiled) for shape in ordered))
+    work(*((time_compiled, shape, compiled) for shape in SHAPES))
     if time.monotonic() < deadline:
-        others = [(dtype, shape, None) for dtype in ("float16", "float32") for shape in ordered]
+        others = [(dtype, shape, None) for dtype in ("float16", "float32") for shape in SHAPES]
         compile_ahead(compile_job, others)
-    work(*((check, shape, found, fastest, "float16") for shape in ordered))
-    work(*((check, shape, found, Fastest(), "float32") for shape in ordered))
+    work(*((check, shape, found, fastest, "float16") for shape in SHAPES))
+    work(*((check, shape, found, Fastest(), "float32") for shape in SHAPES))
     wrong = [row for row in found if not row["worst"] < BOUNDS[row["dtype"]]]
     print(f"{len(wrong)} of {len(found)} rows are beyond their bound:", *wrong, sep="\n")
 
 
+TABLES = {  # functions of launch
+    "inference": "forward_tile",
+    "forward": "forward_tile",
+    "backward": "depthwise_backward_tile",
+    "input": "input_backward_tile",
+}
+
+
 @contextmanager
-def table(forward: MaybeTile = None, backward: MaybeTile = None) -> Iterator[None]:
-    """These tiles in place of the table's."""
-    before = launch.forward_tile, launch.depthwise_backward_tile
-    if forward is not None:
-        launch.forward_tile = lambda *_: forward
-    if backward is not None:
-        launch.depthwise_backward_tile = lambda *_: backward
+def table(**found: MaybeTile) -> Iterator[None]:
+    """These tiles, by pass, in place of the table's."""
+    before = {name: getattr(launch, name) for name in TABLES.values()}
+    for what, tile in found.items():
+        if tile is not None:
+            setattr(launch, TABLES[what], lambda *_, tile=tile: tile)
     forget_plans()
     try:
         yield
     finally:
-        launch.forward_tile, launch.depthwise_backward_tile = before
+        for name, function in before.items():
+            setattr(launch, name, function)
         forget_plans()
 
 
@@ -122,16 +129,12 @@ def forget_plans() -> None:
         plans.cache_clear()
 
 
-def candidates(shape: Shape, what: str) -> list[MaybeTile]:
-    """Tiles for a pass, the table's own first."""
-    size, chs, ratio, stride = shape
-    if what == "backward":
-        return [None]
-    return [None, *tiles.forward_alternatives(chs, LightNLSpec(ratio, stride).compact_chs(chs), size**2)]
+def alternatives(shape: Shape, what: str) -> list[tiles.Tile]:
+    return tiles.alternatives(what, shape[1], shape[0] ** 2)
 
 
-def tiles_of(shape: Shape, fastest: Fastest) -> tuple[MaybeTile, MaybeTile]:
-    return fastest.tile(shape, "forward"), fastest.tile(shape, "backward")
+def of_training(shape: Shape, fastest: Fastest) -> dict[str, MaybeTile]:
+    return {what: fastest.tile(shape, what) for what in ("forward", "backward", "input")}
 
 
 def compile_job(kind: str, shape: Shape, tile: MaybeTile) -> None:
@@ -144,7 +147,7 @@ def compile_job(kind: str, shape: Shape, tile: MaybeTile) -> None:
             run, inputs = prepare(shape, kind, 16, dtype)
             run(inputs[0], tile)
     else:
-        block_errors(shape, kind, None, None)
+        block_errors(shape, kind, {})
 
 
 def user_block(shape: Shape) -> tuple[Any, list[Tensor]]:
@@ -154,9 +157,9 @@ def user_block(shape: Shape) -> tuple[Any, list[Tensor]]:
     return block, random_inputs(size, chs)
 
 
-def block_errors(shape: Shape, dtype: str, forward: MaybeTile, backward: MaybeTile) -> dict[str, float]:
+def block_errors(shape: Shape, dtype: str, found: dict[str, MaybeTile]) -> dict[str, float]:
     size, chs, ratio, stride = shape
-    with table(forward, backward):
+    with table(**found):
         poison()
         errors(16, chs, size, size, ratio, stride, "channels_last", getattr(torch, dtype), "cuda")
         poison()  # and once more without the binder
@@ -165,11 +168,12 @@ def block_errors(shape: Shape, dtype: str, forward: MaybeTile, backward: MaybeTi
 
 def check(shape: Shape, rows: Rows, fastest: Fastest, dtype: str) -> None:
     """The fastest tiles of training, and those of inference where they are others."""
-    forward, backward = tiles_of(shape, fastest)
-    for one in dict.fromkeys((forward, fastest.tile(shape, "inference"))):
-        found = block_errors(shape, dtype, one, backward)
-        names = {"forward": describe(one), "backward": describe(backward)}
-        rows.add(shape, dtype=dtype, **names, worst=max(found.values()), **found)
+    of_passes = of_training(shape, fastest)
+    for one in dict.fromkeys((of_passes["forward"], fastest.tile(shape, "inference"))):
+        these = of_passes | {"forward": one}
+        found = block_errors(shape, dtype, these)
+        backward = ", ".join(dict.fromkeys((describe(these["backward"]), describe(these["input"]))))
+        rows.add(shape, dtype=dtype, forward=describe(one), backward=backward, worst=max(found.values()), **found)
 
 
 def describe(tile: MaybeTile) -> str:
@@ -197,11 +201,12 @@ def prepare(shape: Shape, what: str, batch: int, dtype: torch.dtype) -> tuple[Ca
         return launch.training(x, weight, gamma, beta, block.compact_chs, stride, eps, running, 0.1, tile=tile)
 
     def backward(saved: tuple[Tensor, launch.Saved], tile: MaybeTile) -> Any:
-        return launch.training_backward(*saved, stride, eps, tile=tile)
+        which = "tile" if what == "backward" else "input_tile"
+        return launch.training_backward(*saved, stride, eps, **{which: tile})
 
-    if what == "backward":
+    if what in ("backward", "input"):
         inputs = [(torch.randn_like(x), forward(x, None)[1]) for x in inputs]
-    return {"inference": inference, "forward": forward, "backward": backward}[what], inputs
+    return {"inference": inference, "forward": forward}.get(what, backward), inputs
 
 
 @torch.no_grad()
@@ -209,7 +214,7 @@ def time_tiles(shape: Shape, what: str, rows: Rows, fastest: Fastest) -> None:
     batch = PASSES[what]
     limit = limit_us(*shape[:2]) if what == "inference" else ""
     run, inputs = prepare(shape, what, batch, torch.bfloat16)
-    for tile in candidates(shape, what):
+    for tile in (None, *alternatives(shape, what)):
         try:
             us = graph_us(lambda value, tile=tile: run(value, tile), inputs)
         except Exception as problem:  # one tile that does not compile must not cost the whole call
@@ -226,9 +231,9 @@ def limit_us(size: int, chs: int) -> float:
 
 def time_user(shape: Shape, rows: Rows, fastest: Fastest) -> None:
     block, inputs = user_block(shape)
-    with table(fastest.tile(shape, "inference")):
+    with table(inference=fastest.tile(shape, "inference")):
         times = time_mode(block, inputs, "inference", ("plain", "fused"))
-    with table(*tiles_of(shape, fastest)):
+    with table(**of_training(shape, fastest)):
         times |= time_mode(block, inputs, "step", ("plain", "fused"))
     rows.add(shape, batch=BATCH, limit_us=limit_us(*shape[:2]), **times)
 

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from importlib.metadata import version
 from importlib.util import find_spec
+from itertools import zip_longest
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -175,12 +176,23 @@ def test_a_launch_without_the_binder_hands_over_the_same_arguments(division: dic
     else:
         launch.inference(x, weight, (gamma, beta, *running[:2]), 6, 2, 1e-5, run, tile)
     makes_g_apart = division.keys() & {"gram_parts", "gathered"}
-    assert len(launches) == 1 + bool(makes_g_apart) + 7 * training
+    assert len(launches) == 1 + bool(makes_g_apart) + 6 * training
     for planned, tensors in launches:
         names = planned.kernel.arg_names
         bound = dict(zip(names, (*tensors, *planned.scalars), strict=False)) | planned.constants
         assert len(bound) == len(tensors) + len(planned.scalars) + len(planned.constants)
         assert [id(bound[name]) for name in names] == [id(value) for value in (*tensors, *planned.values)]
+
+
+@NEEDS_TRITON
+def test_what_torch_compile_normalises_is_batch_norm() -> None:
+    from autonl.nn.kernels import launch
+
+    x, u = torch.randn(2, 3, 8, 5, 5).unbind()
+    gamma, beta = torch.randn(2, 8).unbind()
+    statistics = torch.stack([u.mean((0, 2, 3)), u.var((0, 2, 3), correction=0)])
+    expected = torch.nn.functional.batch_norm(u, None, None, gamma, beta, training=True, eps=0.1) + x
+    torch.testing.assert_close(launch.normalised(x, u, gamma, beta, statistics, 0.1), expected)
 
 
 class Compiled:
@@ -329,15 +341,19 @@ def test_every_kernel_compiles_for_a_gpu_that_is_not_here(dtype: str, monkeypatc
         block = random_block(chs, 0.25, stride)
         weight, gamma, beta, *running = (block.depthwise.weight, block.bn.weight, block.bn.bias, *block.bn.buffers())
         x = torch.zeros(2, chs, size, size, dtype=getattr(torch, dtype)).to(memory_format=torch.channels_last)
-        sizes = (chs, block.compact_chs, size**2)
-        forward = [] if dtype == "float32" else tiles.forward_alternatives(*sizes)
+        inference, forward, backward, inputs = (
+            [None, *([] if dtype == "float32" else tiles.alternatives(what, chs, size**2))]
+            for what in ("inference", "forward", "backward", "input")
+        )
         norm = (gamma, beta, *running[:2])
-        for tile in (None, *forward):
+        for tile in inference:
             launch.inference(x, weight, norm, block.compact_chs, stride, 1e-5, run, tile)
+        for tile in forward:
             _, saved = launch.training(
                 x, weight, gamma, beta, block.compact_chs, stride, 1e-5, tuple(running), 0.1, run, tile
             )
-        launch.training_backward(x, saved, stride, 1e-5, run)
+        for tile, input_tile in zip_longest(backward, inputs):
+            launch.training_backward(x, saved, stride, 1e-5, run, tile, input_tile)
 
 
 @NEEDS_GPU

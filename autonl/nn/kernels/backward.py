@@ -12,7 +12,8 @@ With M = N H W values a channel, v = (u - mean) / sqrt(variance + eps), and ever
            + dy G^T          at the first Cr channels                    through x_c
            + x_s dG^T        at both                                     through x_sc
 
-`norm_backward_sums` makes the first line, `depthwise_backward` the next three, `input_backward` the last.
+`norm_backward_sums` makes the first line, `depthwise_backward` the next three, `input_backward` the last. It also sums
+dw over the batch, which as a kernel of its own would keep the GPU waiting.
 """
 
 import triton
@@ -41,9 +42,9 @@ def norm_backward_sums(
     positions,
     chunk,  # positions a program
     eps,
-    CHS: tl.constexpr, CHANNELS_LAST: tl.constexpr, P: tl.constexpr, CB: tl.constexpr,
+    CHS: tl.constexpr, CHANNELS_LAST: tl.constexpr, P: tl.constexpr, CB: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
-    """Channels-last maps come in as one long image."""
+    """Channels-last maps come in as one long image. Of TILES tiles a step all loads are under way at once."""
     channel = tl.program_id(1) * CB + tl.arange(0, CB)
     real = channel < CHS
     centre = tl.load(statistics + channel, mask=real, other=0.0)
@@ -53,15 +54,16 @@ def norm_backward_sums(
     scaled_sum = tl.zeros((P, CB), dtype=tl.float32)
     square_sum = tl.zeros((P, CB), dtype=tl.float32)
     begin = tl.program_id(0) * chunk
-    for start in range(begin, tl.minimum(begin + chunk, positions), P):
-        position = start + tl.arange(0, P)
-        inside = (position < positions)[:, None] & real[None, :]
-        place = image + offsets(position.to(tl.int64), channel, positions, CHS, CHANNELS_LAST)
-        slope = tl.load(dz + place, mask=inside, other=0.0).to(tl.float32)
-        value = tl.load(u + place, mask=inside, other=0.0).to(tl.float32)
-        plain_sum += slope
-        scaled_sum += slope * (value - centre[None, :])
-        square_sum += slope * slope
+    for start in range(begin, tl.minimum(begin + chunk, positions), P * TILES):
+        for tile in tl.static_range(TILES):
+            position = start + tile * P + tl.arange(0, P)
+            inside = (position < positions)[:, None] & real[None, :]
+            place = image + offsets(position.to(tl.int64), channel, positions, CHS, CHANNELS_LAST)
+            slope = tl.load(dz + place, mask=inside, other=0.0).to(tl.float32)
+            value = tl.load(u + place, mask=inside, other=0.0).to(tl.float32)
+            plain_sum += slope
+            scaled_sum += slope * (value - centre[None, :])
+            square_sum += slope * slope
     out = sums + (tl.program_id(2) * tl.num_programs(0) + tl.program_id(0)) * (3 * CHS) + channel
     tl.store(out, tl.sum(plain_sum, axis=0), mask=real)
     tl.store(out + CHS, tl.sum(scaled_sum, axis=0) * inverse, mask=real)
@@ -84,13 +86,14 @@ def sum_taps(
     d_taps,  # (rows, 9, C) float32
     d_weight,  # (C, 1, 3, 3)
     rows,
-    CHS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    first, step,  # columns in groups of 32: which one comes first, and how many groups on the next one is
+    CHS: tl.constexpr,
 ):  # fmt: skip
-    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    real = column < 9 * CHS
-    total = column_sums(d_taps, column, rows, 9 * CHS, ROWS, COLUMNS)
-    place = (column % CHS) * 9 + column // CHS
-    tl.store(d_weight + place, total.to(d_weight.dtype.element_ty), mask=real)
+    for group in range(first, (9 * CHS + 31) // 32, step):
+        column = group * 32 + tl.arange(0, 32)
+        total = column_sums(d_taps, column, rows, 9 * CHS, 128, 32)
+        place = (column % CHS) * 9 + column // CHS
+        tl.store(d_weight + place, total.to(d_weight.dtype.element_ty), mask=column < 9 * CHS)
 
 
 @triton.jit
@@ -214,12 +217,14 @@ def input_backward(
     dz, x,  # (N, C, H, W) in either memory format
     gram,  # (N, Cr, C) float32
     d_gram,  # (N, bands, Cr, C) float32
+    d_taps,  # (N, bands, 9, C) float32
     dx,  # like x; holds dy, which dx replaces
+    d_weight,  # (C, 1, 3, 3)
     height, width, bands,
     CHS: tl.constexpr, COMPACT: tl.constexpr, STRIDE: tl.constexpr, CHANNELS_LAST: tl.constexpr,
     P: tl.constexpr, CB: tl.constexpr, RP: tl.constexpr,
 ):  # fmt: skip
-    """From dy and dG to dx, for a tile of positions and all channels."""
+    """From dy and dG to dx, for a tile of positions and all channels; on the way, the bands' dw are summed."""
     positions = height * width
     image = tl.program_id(1).to(tl.int64)
     dz += image * positions * CHS
@@ -260,3 +265,6 @@ def input_backward(
     inside = here & few[None, :]
     compact_dx += tl.load(dx + compact_place, mask=inside, other=0.0).to(tl.float32)
     tl.store(dx + compact_place, compact_dx.to(dx.dtype.element_ty), mask=inside)
+    if tl.program_id(0) == 0:
+        images = tl.num_programs(1)
+        sum_taps(d_taps, d_weight, images * bands, tl.program_id(1), images, CHS)

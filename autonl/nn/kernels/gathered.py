@@ -18,6 +18,7 @@ position.
 import triton
 import triton.language as tl
 
+from autonl.nn.kernels.backward import sum_taps
 from autonl.nn.kernels.forward import gram_matrix
 from autonl.nn.kernels.pieces import (
     compact_tile,
@@ -338,20 +339,24 @@ def gathered_input_backward(
     dz, x,  # (N, C, H, W) in either memory format
     gram,  # (N, Cr, C) float32
     d_gram,  # (N, parts, Cr, C) float32: their sum is x_c^T dy
-    du, taps, steepness,  # as gathered_backward leaves them
+    du, taps, steepness, d_taps,  # as gathered_backward leaves them
     dx,  # like x
+    d_weight,  # (C, 1, 3, 3)
     height, width, parts,
     band,  # positions a program makes
     rows_below,  # 2: a run-time bound keeps the loop over the kernel's rows rolled
     CHS: tl.constexpr, COMPACT: tl.constexpr, STRIDE: tl.constexpr, CHANNELS_LAST: tl.constexpr,
     P: tl.constexpr, CB: tl.constexpr,
 ):  # fmt: skip
-    """From du and dG to dx, for a band of an image and all channels, which are one block.
+    """From du and dG to dx, for a band of an image and all channels, which are one block; dw is summed on the way.
 
     With G and dG padded to (C, C), dx = dz + dy G^T + x_s (dG + dG^T): no product of the compact channels alone.
     """
     positions = height * width
     image, begin, end, channel, _ = this_program(positions, band, CB)
+    if tl.program_id(1) == 0:
+        images = tl.num_programs(2)
+        sum_taps(d_taps, d_weight, images * parts, tl.program_id(2), images, CHS)
     dz += image * positions * CHS
     x += image * positions * CHS
     du += image * positions * CHS

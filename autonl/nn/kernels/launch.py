@@ -17,7 +17,6 @@ from autonl.nn.kernels.backward import (
     input_backward,
     norm_backward_sums,
     sum_norm_gradients,
-    sum_taps,
 )
 from autonl.nn.kernels.forward import batch_statistics, gram_kernel, lightnl_forward, normalise_add, spatial_forward
 from autonl.nn.kernels.gathered import gathered_backward, gathered_forward, gathered_input_backward, gathered_weights
@@ -34,6 +33,7 @@ from autonl.nn.kernels.tiles import (
 
 ROWS_BELOW = 2  # the end of range(-1, 2) over the rows of a 3x3 kernel, handed over at run time
 CHUNKS = 512  # programs that share the sums of the BN's backward pass, about four a multiprocessor
+TILES = 4  # a step of theirs: loads that are under way at once
 PLANS = 1024  # plans that are kept
 
 
@@ -208,7 +208,10 @@ class Saved(NamedTuple):
 
 
 @lru_cache(PLANS)
-def training_plan(problem: Problem, momentum: float, update: bool, tile: Tile | None, kinds: tuple[Any, ...]) -> Plan:
+def training_plan(
+    problem: Problem, momentum: float, update: bool, normalise: bool, tile: Tile | None, kinds: tuple[Any, ...]
+) -> Plan:
+    """update: move the running statistics too; normalise: make z too."""
     launches, buffers, bands, band = forward_launches(problem, True, tile)
     chs = problem.chs
     buffers["moments"] = ((problem.images * bands, 2, chs), torch.float32)
@@ -217,11 +220,12 @@ def training_plan(problem: Problem, momentum: float, update: bool, tile: Tile | 
     constants = {"CHS": chs, "UPDATE": update, "ROWS": merging.positions, "CB": merging.channels}
     tensors = "moments statistics running_mean running_variance batches_tracked"
     launches.append(Launch(batch_statistics, tensors, (-(-chs // merging.channels), 1, 1), scalars, constants, merging))
-    images, positions = problem.as_one_image()
-    wide = pass_tile(chs, positions)
-    grid = (-(-positions // wide.positions), -(-chs // wide.channels), images)
-    tensors = "x out z gamma beta statistics"
-    launches.append(Launch(normalise_add, tensors, grid, (positions, problem.eps), problem.constants(wide), wide))
+    if normalise:
+        images, positions = problem.as_one_image()
+        wide = pass_tile(chs, positions)
+        grid = (-(-positions // wide.positions), -(-chs // wide.channels), images)
+        tensors = "x out z gamma beta statistics"
+        launches.append(Launch(normalise_add, tensors, grid, (positions, problem.eps), problem.constants(wide), wide))
     outside = "x out z gram statistics weight gamma beta running_mean running_variance batches_tracked"
     return Plan(outside, buffers, launches)
 
@@ -237,19 +241,24 @@ def training(
     """
     problem = problem_of(x, compact_chs, stride, eps)
     outside = (weight, gamma, beta, *(running or (None, None, None)))
-    plan = plan_for(training_plan, run, x, outside, problem, momentum, running is not None, tile)
-    u, z = torch.empty_like(x), torch.empty_like(x)
+    traced = run is run_traced  # torch.compile then makes z together with what is added to it next
+    plan = plan_for(training_plan, run, x, outside, problem, momentum, running is not None, not traced, tile)
+    u, z = torch.empty_like(x), None if traced else torch.empty_like(x)
     gram = x.new_empty((problem.images, compact_chs, problem.chs), dtype=torch.float32)
     statistics = x.new_empty((2, problem.chs), dtype=torch.float32)
     carry_out(plan, run, (x, u, z, gram, statistics, *outside))
+    if z is None:
+        z = normalised(x, u, gamma, beta, statistics, eps)
     return z, Saved(x, u, gram, statistics, weight, gamma)
 
 
-def sum_launch(kernel: Any, tensors: str, rows: int, columns: int, chs: int) -> Launch:
-    """Sums over the first axis. torch.sum takes three times as long for a few thousand columns."""
-    tile = Tile(positions=128, channels=32, warps=8)
-    constants = {"CHS": chs, "ROWS": tile.positions, "COLUMNS": tile.channels}
-    return Launch(kernel, tensors, (-(-columns // tile.channels), 1, 1), (rows,), constants, tile)
+def normalised(x: Tensor, u: Tensor, gamma: Tensor, beta: Tensor, statistics: Tensor, eps: float) -> Tensor:
+    """What `normalise_add` does."""
+    mean, variance = statistics.unbind()
+    scale = gamma.float() * torch.rsqrt(variance + eps)  # (C,)
+    shift = beta.float() - mean * scale
+    branch = u.float() * scale[:, None, None] + shift[:, None, None]  # (N, C, H, W)
+    return (x.float() + branch).to(x.dtype)
 
 
 @lru_cache(PLANS)
@@ -257,17 +266,21 @@ def backward_plan(problem: Problem, tile: Tile | None, input_tile: Tile | None, 
     images, chs, height, width, *_ = problem
     positions = problem.positions
     long_images, long_positions = problem.as_one_image()
-    wide = pass_tile(chs, long_positions)
-    chunk = long_positions
-    if long_images == 1:
-        chunk = wide.positions * -(-long_positions // (wide.positions * CHUNKS))
+    wide = pass_tile(chs, long_positions, 1024)
+    step = wide.positions * TILES
+    chunk = step * -(-long_positions // (step * CHUNKS)) if long_images == 1 else long_positions
     chunks = -(-long_positions // chunk)
     grid = (chunks, -(-chs // wide.channels), long_images)
     scalars: tuple[Any, ...] = (long_positions, chunk, problem.eps)
     tensors = "dz u statistics partial_sums"
-    sums = Launch(norm_backward_sums, tensors, grid, scalars, problem.constants(wide), wide)
+    constants = problem.constants(wide) | {"TILES": TILES}
+    sums = Launch(norm_backward_sums, tensors, grid, scalars, constants, wide)
     chunks *= long_images
-    sum_chunks = sum_launch(sum_norm_gradients, "partial_sums sums d_beta d_gamma", chunks, 3 * chs, chs)
+    summing = Tile(positions=128, channels=32, warps=8)  # torch.sum takes three times as long
+    constants = {"CHS": chs, "ROWS": summing.positions, "COLUMNS": summing.channels}
+    tensors = "partial_sums sums d_beta d_gamma"
+    grid = (-(-3 * chs // summing.channels), 1, 1)
+    sum_chunks = Launch(sum_norm_gradients, tensors, grid, (chunks,), constants, summing)
 
     tile = tile or depthwise_backward_tile(chs, problem.compact_chs, positions, problem.dtype)
     input_tile = input_tile or input_backward_tile(chs, positions, problem.dtype)
@@ -294,7 +307,7 @@ def backward_plan(problem: Problem, tile: Tile | None, input_tile: Tile | None, 
         whole = replace(tile, channels=power_of_two(chs, 16, 1024))
         constants = problem.constants(whole) | {"COMPACT": problem.compact_chs, "STRIDE": problem.stride}
         scalars = (height, width, bands, band, ROWS_BELOW)
-        tensors = "dz x gram d_gram du taps steepness dx"
+        tensors = "dz x gram d_gram du taps steepness d_taps dx d_weight"
         inputs = Launch(gathered_input_backward, tensors, (1, bands, images), scalars, constants, whole)
     else:
         shape = (images * bands * blocks, 2 * band + 2 * halo + 9, tile.channels)
@@ -309,10 +322,10 @@ def backward_plan(problem: Problem, tile: Tile | None, input_tile: Tile | None, 
         )
         grid = (-(-positions // input_tile.positions), images, 1)
         constants = problem.product_constants(input_tile) | {"STRIDE": problem.stride}
-        inputs = Launch(input_backward, "dz x gram d_gram dx", grid, (height, width, bands), constants, input_tile)
-    sum_bands = sum_launch(sum_taps, "d_taps d_weight", images * bands, 9 * chs, chs)
+        tensors = "dz x gram d_gram d_taps dx d_weight"
+        inputs = Launch(input_backward, tensors, grid, (height, width, bands), constants, input_tile)
     outside = "x dz u gram statistics weight gamma dx d_weight d_gamma d_beta"
-    return Plan(outside, buffers, [sums, sum_chunks, depthwise, inputs, sum_bands])
+    return Plan(outside, buffers, [sums, sum_chunks, depthwise, inputs])
 
 
 def training_backward(

@@ -53,10 +53,10 @@ def forward_tile(chs: int, compact_chs: int, positions: int, dtype: torch.dtype,
         return replace(small, step=16) if training else replace(small, step=min(32, small.positions), spatial=True)
     if positions <= 256:
         return Tile(positions=64, channels=power_of_two(chs, 16, 32), warps=4, stages=2)
+    if gathered_fits(chs, compact_chs, positions):
+        return replace(gathered_tile(chs, positions), gram_stages=3 if positions <= 1024 else 4)
     if positions <= 1024:
         return Tile(positions=128, channels=16 if chs % 32 else 32, warps=4)
-    if gathered_fits(chs, compact_chs, positions):
-        return replace(gathered_tile(chs, positions), gram_positions=256, gram_stages=2)
     large = Tile(64 if training else 128, power_of_two(chs, 16, 32), warps=4, bands=-(-positions // 448))
     return replace(large, gram_parts=2, gram_positions=256)
 
@@ -82,26 +82,25 @@ def input_backward_tile(chs: int, positions: int, dtype: torch.dtype) -> Tile:
     return Tile(power_of_two(positions, 16, 64), channels, warps=4, stages=1)
 
 
-def pass_tile(chs: int, positions: int) -> Tile:
-    """For kernels that only pass over memory: 4096 values a program."""
+def pass_tile(chs: int, positions: int, values: int = 4096) -> Tile:
+    """For kernels that only pass over memory, with so many values a tile."""
     channels = power_of_two(chs, 16, 64)
-    return Tile(positions=power_of_two(positions, 16, 4096 // channels), channels=channels, warps=4)
+    return Tile(positions=power_of_two(positions, 16, values // channels), channels=channels, warps=4)
 
 
-def forward_alternatives(chs: int, compact_chs: int, positions: int) -> list[Tile]:
-    """Tiles for 16-bit inputs that may beat `forward_tile`: `benchmarks.lightnl --settle` times them.
+def alternatives(what: str, chs: int, positions: int) -> list[Tile]:
+    """Tiles for 16-bit inputs that may beat the table's for a pass, "inference", "forward", "backward" or "input" (the
+    last kernel of the backward pass): `benchmarks.lightnl --settle` times them.
 
-    What lost on an H200 is not here any more: 8 warps, wide blocks of channels, other steps and bands of the kernels
-    that are not `gathered`, more than one stage of those that are (loads that a pipeline makes go past the first cache,
-    which holds what nine neighbours share), and all that were tried for the backward pass.
+    What lost on an H200 is not here any more: 8 warps, blocks of channels wider than the table's, other bands, other
+    steps on maps above 64 positions, other stages, and of `gathered` kernels all but the table's.
     """
-    if not gathered_fits(chs, compact_chs, positions):
+    if what == "inference" or positions > 1024:
         return []
-    chosen = forward_tile(chs, compact_chs, positions, torch.bfloat16, False)
-    ahead = ((256, 3), (256, 4), (128, 4), (128, 6))  # G waits for x: the more loads are under way, the better
-    one = gathered_tile(chs, positions)
-    found = [replace(one, gram_positions=step, gram_stages=stages) for step, stages in ahead]
-    if chosen.gathered:
-        return [*found, replace(chosen, bands=2 * one.bands)]
-    two = replace(one, bands=2)
-    return [replace(chosen, stages=2), replace(chosen, stages=4), replace(chosen, positions=64), one, two, *found]
+    if what == "input":
+        narrower = input_backward_tile(chs, positions, torch.bfloat16)
+        return [replace(narrower, channels=narrower.channels // 2)]
+    if positions <= 64:  # narrow blocks and short steps: programs with half the registers, so twice as many of them
+        found = [Tile(64, 32, warps=4, step=step, stages=1) for step in (16, 32)]
+        return found if what == "forward" else [*found, Tile(64, 64, warps=4, step=16, stages=1)]
+    return [Tile(64, 16, warps=4, stages=1)] if what == "backward" else []
