@@ -5,9 +5,10 @@
     python -m benchmarks.lightnl --doc          the table in docs/speed.md from the CSV, without a GPU
 
 bf16 (weights too in inference, autocast in training), channels-last, batch 256, medians, over fresh random inputs that
-together exceed the cache. A step is forward and backward with train-mode BN. `floor` is the time to read x once and
-write z once at 4.3 TB/s; `error` is norm-wise against float64, of fused outputs written over poisoned memory. Columns
-with `_graph` are timed in a CUDA graph, the others as a user runs it.
+together exceed the cache. A step is forward and backward with train-mode BN of one block, in a chain of four, as blocks
+follow each other in a network, a quarter of theirs: a call of autograd has its price whatever it goes through. `floor`
+is the time to read x once and write z once at 4.3 TB/s; `error` is norm-wise against float64, of fused outputs written
+over poisoned memory. Columns with `_graph` are timed in a CUDA graph, the others as a user runs it.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ SHAPES = (
 BATCH = 256
 BANDWIDTH = 4.3e12  # bytes a second that a device-to-device copy moves on an H200, measured
 CACHE = 200e6  # bytes, a few times the L2
+CHAIN = 4
 
 
 TIMED = [f"{mode}_{name}_us" for mode in ("inference", "step") for name in ("plain", "compiled", "fused")]
@@ -71,9 +73,9 @@ def error(block: LightNL, x: Tensor) -> float:
     return ((out - expected).norm() / expected.norm()).item()
 
 
-def step_function(block: LightNL, function: Any) -> Any:
-    """Forward and backward of a function of x with the block's parameters."""
-    parameters = tuple(block.parameters())
+def step_function(blocks: nn.Module, function: Any) -> Any:
+    """Forward and backward of a function of x with the blocks' parameters."""
+    parameters = tuple(blocks.parameters())
 
     def run(x: Tensor) -> Tensor:
         with torch.autocast("cuda", torch.bfloat16, cache_enabled=False):  # a cached cast would outlive a graph
@@ -106,24 +108,33 @@ def measure(size: int, chs: int, ratio: float, stride: int, compiled: bool) -> d
     return {name: round(value, 5) if isinstance(value, float) else value for name, value in row.items()}
 
 
-def time_mode(block: LightNL, inputs: list[Tensor], mode: str, names: tuple[str, ...]) -> dict[str, float]:
-    """A block for inference or in a training step: as a user runs it and in a CUDA graph."""
-    training = mode == "step"
+def functions_of(block: LightNL, inputs: list[Tensor], mode: str, names: tuple[str, ...]) -> list[Any]:
+    """What is timed, functions of an input; mode: inference, step or chain; names: plain, fused, compiled and
+    compiled_fused."""
+    training = mode != "inference"
     block.train(training).to(torch.float32 if training else torch.bfloat16)
     for x in inputs:
         x.requires_grad_(training)
     torch.compiler.reset()
     functions = []
     for name in names:
-        same = copy.deepcopy(block)
-        same.fused = name == "fused"
-        function: Any = torch.compile(same) if name == "compiled" else same
-        functions.append(step_function(same, function) if training else function)
-    with torch.set_grad_enabled(training):
+        blocks = nn.Sequential(*(copy.deepcopy(block) for _ in range(CHAIN if mode == "chain" else 1)))
+        for one in blocks:
+            one.fused = name.endswith("fused")
+        function: Any = torch.compile(blocks) if name.startswith("compiled") else blocks
+        functions.append(step_function(blocks, function) if training else function)
+    return functions
+
+
+def time_mode(block: LightNL, inputs: list[Tensor], mode: str, names: tuple[str, ...]) -> dict[str, float]:
+    """As a user runs it and in a CUDA graph, a block."""
+    functions = functions_of(block, inputs, mode, names)
+    count = CHAIN if mode == "chain" else 1
+    with torch.set_grad_enabled(mode != "inference"):
         found = eager_us(functions, inputs)
-        times = {f"{mode}_{name}_us": us for name, us in zip(names, found, strict=True)}
+        times = {f"{mode}_{name}_us": us / count for name, us in zip(names, found, strict=True)}
         for name, function in zip(names, functions, strict=True):
-            times[f"{mode}_{name}_graph_us"] = graph_us(function, inputs)
+            times[f"{mode}_{name}_graph_us"] = graph_us(function, inputs) / count
     return times
 
 

@@ -9,8 +9,8 @@ that a call that is cut short leaves what it found:
                         limit, forward and backward of training at batch 512, the latter twice: "input" has
                         alternatives for its last kernel; nan where this Triton refuses a tile
     settle_user.csv     every shape with its fastest tiles at batch 256, plain and with the kernels: inference and the
-                        training step, as a user runs them and in a CUDA graph
-    settle_compiled.csv the training step by torch.compile
+                        training step, of one block and in a chain, as a user runs them and in a CUDA graph
+    settle_compiled.csv the same steps by torch.compile, the chain's with the kernels too
     settle_errors.csv   every shape with its fastest tiles against float64, forward and all gradients, twice: through
                         Triton's binder and without it
 """
@@ -30,11 +30,12 @@ from torch import Tensor
 
 from autonl.nn.kernels import launch, tiles
 from benchmarks import compile_ahead, graph_us, write_rows
-from benchmarks.lightnl import BATCH, SHAPES, floor_us, poison, random_block, random_inputs, step_function, time_mode
+from benchmarks.lightnl import BATCH, SHAPES, floor_us, functions_of, poison, random_block, random_inputs, time_mode
 from tests.nn.test_kernels import BOUNDS, errors
 
 Shape = tuple[int, int, float, int]
 MaybeTile = tiles.Tile | None  # None: the table's own
+COMPILED = {"chain": ("compiled", "compiled_fused"), "step": ("compiled",)}
 PASSES = {"inference": BATCH, "backward": 512, "input": 512, "forward": 512}  # and the batch each is timed at
 
 
@@ -79,7 +80,8 @@ def settle(folder: Path, seconds: float) -> None:
                 return
             function(*arguments)
 
-    jobs: list[tuple[str, Shape, MaybeTile]] = [("step", shape, None) for shape in SHAPES]  # the longest first
+    jobs: list[tuple[str, Shape, MaybeTile]]  # the longest first
+    jobs = [(mode, shape, None) for mode in COMPILED for shape in SHAPES]
     jobs += [(what, shape, tile) for shape, what in open_ones for tile in alternatives(shape, what)]
     jobs += [(what, shape, None) for shape in SHAPES for what in PASSES]
     jobs += [("bfloat16", shape, None) for shape in SHAPES]
@@ -139,9 +141,10 @@ def of_training(shape: Shape, fastest: Fastest) -> dict[str, MaybeTile]:
 
 def compile_job(kind: str, shape: Shape, tile: MaybeTile) -> None:
     """For the compilers' caches: a pass with a tile, the step by torch.compile, or what a check in a dtype needs."""
-    if kind == "step":
+    if kind in COMPILED:
         block, inputs = user_block(shape)
-        step_function(block, torch.compile(block))(inputs[0].requires_grad_())
+        for function in functions_of(block, inputs, kind, COMPILED[kind]):
+            function(inputs[0])
     elif kind in PASSES:
         for dtype in (torch.bfloat16, torch.float32):  # of the weights: as timed, and as checked
             run, inputs = prepare(shape, kind, 16, dtype)
@@ -234,12 +237,16 @@ def time_user(shape: Shape, rows: Rows, fastest: Fastest) -> None:
     with table(inference=fastest.tile(shape, "inference")):
         times = time_mode(block, inputs, "inference", ("plain", "fused"))
     with table(**of_training(shape, fastest)):
-        times |= time_mode(block, inputs, "step", ("plain", "fused"))
+        for mode in ("step", "chain"):
+            times |= time_mode(block, inputs, mode, ("plain", "fused"))
     rows.add(shape, batch=BATCH, limit_us=limit_us(*shape[:2]), **times)
 
 
 def time_compiled(shape: Shape, rows: Rows) -> None:
-    rows.add(shape, batch=BATCH, **time_mode(*user_block(shape), "step", ("compiled",)))
+    times: dict[str, float] = {}
+    for mode, names in COMPILED.items():
+        times |= time_mode(*user_block(shape), mode, names)
+    rows.add(shape, batch=BATCH, **times)
 
 
 def print_fastest(rows: Rows) -> None:
@@ -262,13 +269,15 @@ def print_fastest(rows: Rows) -> None:
 
 def print_verdicts(rows: Rows) -> None:
     """What is wanted: within the limit in a graph, 4 times plain as a user runs it, 1.5 in a graph; a step 3 times."""
-    print("map channels ratio stride: inference us in a graph (limit), times plain (4), in a graph (1.5); step (3)")
+    print(
+        "map channels ratio stride: inference us in a graph (limit), times plain (4), in a graph (1.5); step, chain (3)"
+    )
     for row in rows:
         ratios = {
             name: row[f"{name.replace('fused', 'plain')}_us"] / row[f"{name}_us"]
-            for name in ("inference_fused", "inference_fused_graph", "step_fused")
+            for name in ("inference_fused", "inference_fused_graph", "step_fused", "chain_fused")
         }
-        wanted = dict(zip(ratios, (4, 1.5, 3), strict=True))
+        wanted = dict(zip(ratios, (4, 1.5, 3, 3), strict=True))
         missed = [name for name, ratio in ratios.items() if ratio < wanted[name]]
         missed += ["limit"] * (row["inference_fused_graph_us"] > row["limit_us"])
         print(
