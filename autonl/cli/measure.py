@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json as json_format
 import shlex
+import sys
 from pathlib import Path
 
 import typer
@@ -43,15 +44,22 @@ def measure(
     console = Console(stderr=True, highlight=False)
     with Bar(*columns, TextColumn("left"), TimeRemainingColumn(), console=console, transient=True) as bar:
         task = bar.add_task("places", total=None)
-        rows = measure_space(
-            found,
-            runtime,
-            Path(out),
-            threads=threads,
-            rounds=rounds,
-            resume=resume,
-            advance=lambda done, total: bar.update(task, completed=done, total=total),
-        )
+
+        def advance(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total)
+            if not console.is_terminal:  # no bar, a line a place
+                console.print(f"{done} of {total} places", soft_wrap=True)
+
+        try:
+            rows = measure_space(
+                found, runtime, Path(out), threads=threads, rounds=rounds, resume=resume, advance=advance
+            )
+        except KeyboardInterrupt:
+            bar.stop()
+            again = shlex.join(["autonl", *sys.argv[1:], *([] if resume else ["--resume"])])
+            told = f"go on with: {again}" if Path(out).exists() else "before a place was measured"
+            console.print(f"stopped; {told}", markup=False, soft_wrap=True)
+            raise
     whole = {row.block: row.milliseconds for row in rows if row.block in (SMALLEST, LARGEST)}
     if json:
         typer.echo(json_format.dumps({"table": out, "rows": len(rows), **whole}))
