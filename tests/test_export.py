@@ -1,5 +1,6 @@
 """Deploy form and exported files: the same outputs, proven in the runtime, and nothing left of what failed."""
 
+import errno
 import importlib.util
 import json
 import subprocess
@@ -222,6 +223,18 @@ def test_a_wrong_file_is_not_kept(tiny, tmp_path, monkeypatch):
     with pytest.raises(ExportError, match=r"small.onnx: not kept: its logits differ"):
         export(arch, Request("onnx", tmp_path / "out" / "small.onnx", count=2, weights=weights))
     assert list((tmp_path / "out").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("problem", "kind", "told"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), AutoNLError, "small.onnx: cannot be written: No space left"),
+        (OSError("no such operator"), ExportError, "small.onnx: not kept: onnx cannot hold this network: OSError"),
+    ],
+)
+def test_a_full_disk_is_not_the_networks_fault(problem, kind, told, tmp_path):
+    with pytest.raises(kind, match=told), export_run.failing(tmp_path / "small.onnx", "onnx cannot hold this network"):
+        raise problem
 
 
 def test_verdicts():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -130,7 +131,7 @@ def network_of(ref: Ref, request: Request) -> tuple[Any, View, bool]:
 
 def write_and_judge(model: nn.Module, view: View, form: Format, request: Request, path: Path) -> Judged:
     image = torch.zeros(1, 3, *view.size)
-    with failing(f"{request.out}: not kept: {form.name} cannot hold this network"):
+    with failing(request.out, f"{form.name} cannot hold this network"):
         form.write(deploy(model, view.size, form.layout), image, path, request.dynamic_batch)
         if request.calibrate and request.quantize:
             shown = batches(request.calibrate, model, view, CALIBRATION_IMAGES, training=True)
@@ -139,7 +140,7 @@ def write_and_judge(model: nn.Module, view: View, form: Format, request: Request
     if form.start is None:
         with without_warnings():
             return Judged(size, checked=form.check(path) if form.check else None)
-    with failing(f"{request.out}: not kept: {form.runtime} does not run it"):
+    with failing(request.out, f"{form.runtime} does not run it"):
         running = form.start(path, request.threads)
         shown = batches(request.images, model, view, request.count) if request.images else made_images(view.size)
         verdict = judge(model, running, shown, request.count, request.dynamic_batch)
@@ -152,15 +153,18 @@ def write_and_judge(model: nn.Module, view: View, form: Format, request: Request
 
 
 @contextmanager
-def failing(message: str) -> Iterator[None]:
-    """Exporters and runtimes raise nearly everything; bad input stays what it is."""
+def failing(out: Path, message: str) -> Iterator[None]:
+    """Exporters and runtimes raise nearly everything; bad input stays what it is, and so does a full disk."""
     try:
         with without_warnings():
             yield
     except AutoNLError:
         raise
     except Exception as error:
-        raise ExportError(f"{message}: {type(error).__name__} {' '.join(str(error).split())[:300]}") from error
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            raise AutoNLError(f"{out}: cannot be written: {error.strerror}") from None
+        told = f"{type(error).__name__} {' '.join(str(error).split())[:300]}"
+        raise ExportError(f"{out}: not kept: {message}: {told}") from error
 
 
 def batches(path: str, model: Any, view: View, most: int, *, training: bool = False) -> Iterator[Batch]:
