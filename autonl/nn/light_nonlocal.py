@@ -161,8 +161,9 @@ def freeze_association(model: nn.Module, resolution: tuple[int, int] | None) -> 
     return model
 
 
-def use_kernels(network: nn.Module) -> None:
-    """Let the kernels do every LightNL of a network, where they can."""
-    for block in network.modules():
-        if isinstance(block, LightNL):
-            block.fused = True
+def use_kernels(network: nn.Module) -> str | None:
+    """Let the kernels do every LightNL of a network, where they can. Returns why there is one that they never can."""
+    blocks = [block for block in network.modules() if isinstance(block, LightNL)]
+    for block in blocks:
+        block.fused = True
+    return "LightNL by energy has none" if any(block.energy for block in blocks) else None

@@ -6,11 +6,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 import autonl
 from autonl import LightNL
 from autonl.arch.macs import cheaper_order
-from autonl.nn.light_nonlocal import EPSILON, compact_nonlocal
+from autonl.nn.light_nonlocal import EPSILON, compact_nonlocal, use_kernels
 from tests.conftest import prove
 
 ORDERS = ("channel", "spatial")
@@ -226,3 +227,8 @@ def trained(block):
         torch.nn.init.normal_(tensor)
     torch.nn.init.uniform_(block.bn.running_var, 0.5, 2)
     return block
+
+
+def test_use_kernels_says_what_has_none():
+    assert use_kernels(nn.Sequential(LightNL(8), nn.ReLU())) is None
+    assert use_kernels(nn.Sequential(LightNL(8), LightNL(8, energy=True))) == "LightNL by energy has none"

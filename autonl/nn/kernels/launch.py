@@ -19,7 +19,8 @@ from autonl.nn.kernels.backward import (
     sum_norm_gradients,
 )
 from autonl.nn.kernels.forward import batch_statistics, gram_kernel, lightnl_forward, normalise_add, spatial_forward
-from autonl.nn.kernels.gathered import gathered_backward, gathered_forward, gathered_input_backward, gathered_weights
+from autonl.nn.kernels.gathered import gathered_forward, gathered_weights
+from autonl.nn.kernels.gathered_backward import gathered_backward, gathered_input_backward
 from autonl.nn.kernels.passes import Buffers, Launch, Plan, Run, carry_out, run_again, run_traced
 from autonl.nn.kernels.tiles import (
     Tile,
