@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 
@@ -143,6 +144,47 @@ def test_the_queue_runs_what_is_missing_in_the_order_of_needs(tmp_path, monkeypa
     queue(jobs, setup, arguments)
     assert started == ["first", "dies", "second"]
     assert keys(tmp_path, "gain") == {"gain/there already/0", "gain/first/0", "gain/second/0"}
+
+
+@pytest.mark.parametrize(("minutes", "jobs_done"), [(5.2, 2), (5.3, 3), (6.8, 3), (7.2, 4)])
+def test_the_queue_starts_what_can_end_in_time(minutes, jobs_done, tmp_path, monkeypatch):
+    """By hand: two jobs on a GPU take 200 s, one alone 100, for which 115 have to be left: to 315 s there is time for
+    a third one, until 415 for a fourth one after it, until 430 (7.17 minutes) for both at once."""
+    clock = [0.0]
+    jobs = [Job("gain", f"job {number}", 0) for number in range(4)]
+    setup = Setup("", "", tmp_path / "runs", tmp_path / "a.json", at_once=2)
+    working: dict[str, float] = {}
+
+    class Process:
+        returncode = 0
+
+        def __init__(self, command, **more):
+            self.key = command[-1]
+            working[self.key] = 100.0
+
+        def poll(self):
+            if working.get(self.key, 0) > 0.01:
+                return None
+            (job,) = (job for job in jobs if job.key == self.key)
+            row = dict.fromkeys(COLUMNS, "") | {"suite": "gain", "job": job.name, "seed": 0}
+            row_file(setup, job).write_text(json.dumps(row))
+            working.pop(self.key, None)
+            return 0
+
+        def terminate(self):
+            raise AssertionError("started too late")
+
+    def sleep(seconds):
+        clock[0] += 1
+        for key in working:
+            working[key] -= 1 / len(working)
+
+    monkeypatch.setattr(subprocess, "Popen", Process)
+    monkeypatch.setattr(
+        "benchmarks.evidence.__main__.time", SimpleNamespace(perf_counter=lambda: clock[0], sleep=sleep)
+    )
+    queue(jobs, setup, type("Arguments", (), {"max_minutes": minutes, "out": tmp_path}))
+    assert len(keys(tmp_path, "gain")) == jobs_done
 
 
 def test_gain_runs_end_to_end_on_made_images():

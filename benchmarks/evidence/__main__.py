@@ -32,6 +32,8 @@ SMOKE = (
     *("data.evaluation_batch_size=16", "loop.calibrate_batches=0", "optim.lr=0.01"),
 )
 
+MARGIN = 1.15  # on what a job is expected to take: one that is cut short has to be repeated
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -81,7 +83,8 @@ def queue(jobs: list[Job], setup: Setup, arguments: Any) -> None:
     arguments.out.mkdir(parents=True, exist_ok=True)
     setup.folder.mkdir(parents=True, exist_ok=True)
     running: dict[str, tuple[Job, subprocess.Popen[bytes], float]] = {}
-    latest: dict[str, float] = {}  # seconds that a kind of job took here last: with fewer beside it, it takes less
+    crowd: dict[str, int] = {}  # how many jobs a job has shared the GPU with at most, itself included
+    latest: dict[str, float] = {}  # seconds that a kind of job took here last, over its crowd
     given_up: set[str] = set()
     while True:
         for key, (job, process, since) in list(running.items()):
@@ -89,7 +92,7 @@ def queue(jobs: list[Job], setup: Setup, arguments: Any) -> None:
                 continue
             del running[key]
             if process.returncode == 0:
-                latest[job.kind] = time.perf_counter() - since
+                latest[job.kind] = (time.perf_counter() - since) / crowd[key]
                 append(arguments.out, json.loads(row_file(setup, job).read_text()), setup.architectures)
             else:
                 given_up.add(key)
@@ -99,10 +102,9 @@ def queue(jobs: list[Job], setup: Setup, arguments: Any) -> None:
             print(f"{time.perf_counter() - started:6.0f} s  {key}: {outcome}", flush=True)
         done = {key for suite in SUITES for key in keys(arguments.out, suite)}
         waiting = [job for job in jobs if job.key not in done | given_up | running.keys()]
+        left = (deadline - time.perf_counter()) / (len(running) + 1)
         ready = [
-            job
-            for job in waiting
-            if (not job.needs or job.needs in done) and time.perf_counter() + latest.get(job.kind, 0) < deadline
+            job for job in waiting if (not job.needs or job.needs in done) and MARGIN * latest.get(job.kind, 0) < left
         ]
         if not running and not ready:
             break
@@ -112,6 +114,7 @@ def queue(jobs: list[Job], setup: Setup, arguments: Any) -> None:
             with log_file(setup, job).open("wb") as log:
                 process = subprocess.Popen(own, stdout=log, stderr=subprocess.STDOUT)
             running[job.key] = job, process, time.perf_counter()
+            crowd |= {key: max(crowd.get(key, 0), len(running)) for key in running}
             continue
         if time.perf_counter() > deadline:
             deadline = math.inf  # asked once: a second signal would not wait for the checkpoint
@@ -119,8 +122,8 @@ def queue(jobs: list[Job], setup: Setup, arguments: Any) -> None:
             for _, process, _ in running.values():
                 process.terminate()
         time.sleep(0.5)
-    left = sum(job.key not in done for job in jobs)
-    print(f"{time.perf_counter() - started:6.0f} s  {left} of {len(jobs)} jobs are left", flush=True)
+    missing = sum(job.key not in done for job in jobs)
+    print(f"{time.perf_counter() - started:6.0f} s  {missing} of {len(jobs)} jobs are left", flush=True)
 
 
 def row_file(setup: Setup, job: Job) -> Path:
