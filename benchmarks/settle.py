@@ -28,6 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from autonl.arch.spec import LightNLSpec
 from autonl.nn.kernels import launch, tiles
 from benchmarks import compile_ahead, graph_us, write_rows
 from benchmarks.lightnl import BATCH, SHAPES, floor_us, functions_of, poison, random_block, random_inputs, time_mode
@@ -132,7 +133,8 @@ def forget_plans() -> None:
 
 
 def alternatives(shape: Shape, what: str) -> list[tiles.Tile]:
-    return tiles.alternatives(what, shape[1], shape[0] ** 2)
+    size, chs, ratio, stride = shape
+    return tiles.alternatives(what, chs, LightNLSpec(ratio, stride).compact_chs(chs), size**2)
 
 
 def of_training(shape: Shape, fastest: Fastest) -> dict[str, MaybeTile]:

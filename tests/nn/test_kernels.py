@@ -331,7 +331,7 @@ def test_every_kernel_compiles_for_a_gpu_that_is_not_here(dtype: str, monkeypatc
     monkeypatch.setattr(driver, "_active", hopper)
 
     def run(planned: launch.Launch, *tensors: Tensor | None) -> None:
-        arguments = planned.constants | planned.options | passes.FUSION
+        arguments = planned.constants | planned.options | planned.limits | passes.FUSION
         compiled = planned.kernel.warmup(*tensors, *planned.scalars, grid=planned.grid, **arguments)
         assert compiled.asm["cubin"]
         assert compiled.metadata.shared <= 227 * 1024  # bytes that a program on a Hopper chip may have
@@ -342,7 +342,7 @@ def test_every_kernel_compiles_for_a_gpu_that_is_not_here(dtype: str, monkeypatc
         weight, gamma, beta, *running = (block.depthwise.weight, block.bn.weight, block.bn.bias, *block.bn.buffers())
         x = torch.zeros(2, chs, size, size, dtype=getattr(torch, dtype)).to(memory_format=torch.channels_last)
         inference, forward, backward, inputs = (
-            [None, *([] if dtype == "float32" else tiles.alternatives(what, chs, size**2))]
+            [None, *([] if dtype == "float32" else tiles.alternatives(what, chs, block.compact_chs, size**2))]
             for what in ("inference", "forward", "backward", "input")
         )
         norm = (gamma, beta, *running[:2])

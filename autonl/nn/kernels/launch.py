@@ -135,7 +135,7 @@ def forward_launches(problem: Problem, training: bool, tile: Tile | None) -> For
     if tile.gram_parts:
         # of more than 64 compact channels, 256 positions a step would not fit into shared memory
         step = min(tile.gram_positions, 128) if compact_width(problem.compact_chs) > 64 else tile.gram_positions
-        gram_tile = replace(tile, positions=step, bands=tile.gram_parts, stages=tile.gram_stages)
+        gram_tile = replace(tile, positions=step, bands=tile.gram_parts, stages=tile.gram_stages, registers=0)
         parts, part, _ = banded(samples, width, gram_tile)
         gram_constants = problem.product_constants(gram_tile) | {"STRIDE": problem.stride}
         scalars = (height, width, samples, part)
@@ -164,7 +164,7 @@ def gathered_launches(problem: Problem, training: bool, tile: Tile) -> Forward:
     images, chs, height, width, *_ = problem
     norm = "- - - -" if training else "gamma beta mean variance"
     tile = replace(tile, channels=power_of_two(chs, 16, 1024))
-    gram_tile = replace(tile, positions=tile.gram_positions, stages=tile.gram_stages, warps=8)
+    gram_tile = replace(tile, positions=tile.gram_positions, stages=tile.gram_stages, warps=8, registers=0)
     known = {"TRAINING": training}
     tensors = f"x weight {norm} {'gram' if training else '-'} products factors"
     scalars: tuple[Any, ...] = (height, width, problem.samples, problem.eps)
@@ -305,7 +305,7 @@ def backward_plan(problem: Problem, tile: Tile | None, input_tile: Tile | None, 
             problem.gathered_constants(tile),
             tile,
         )
-        whole = replace(tile, channels=power_of_two(chs, 16, 1024))
+        whole = replace(tile, channels=power_of_two(chs, 16, 1024), registers=input_tile.registers)
         constants = problem.constants(whole) | {"COMPACT": problem.compact_chs, "STRIDE": problem.stride}
         scalars = (height, width, bands, band, ROWS_BELOW)
         tensors = "dz x gram d_gram du taps steepness d_taps dx d_weight"

@@ -46,6 +46,7 @@ class Launch:
         self.scalars = scalars
         self.constants = constants
         self.options = {"num_warps": tile.warps, "num_stages": tile.stages}
+        self.limits = {"maxnreg": tile.registers} if tile.registers else {}
         # as the kernel orders them
         self.values = (*scalars, *(constants[name] for name in kernel.arg_names if name in constants))
         self.compiled: Any = None
@@ -99,7 +100,8 @@ Run: TypeAlias = Callable[..., Any]
 
 def run_bound(launch: Launch, *tensors: Tensor | None) -> Any:
     """Through Triton's binder, which looks at the dtype and the alignment of every argument and may compile."""
-    return launch.kernel[launch.grid](*tensors, *launch.scalars, **launch.constants, **launch.options, **FUSION)
+    options = launch.options | launch.limits | FUSION
+    return launch.kernel[launch.grid](*tensors, *launch.scalars, **launch.constants, **options)
 
 
 def run_again(launch: Launch, *tensors: Tensor | None) -> None:
