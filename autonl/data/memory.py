@@ -103,9 +103,11 @@ class MemoryEvaluation:
         for keys in self.order:
             positions = torch.tensor([position for _, position in keys], device=self.stored.labels.device)
             images = self.stored.images[positions].float()
-            side = images.new_full((len(images),), max(self.view.size) / self.view.whole_side)
-            corner = (1 - side) / 2
-            images = cropped(images, side, side, corner, corner, torch.ones_like(side), self.view)
+            whole = images.new_full((len(images),), self.view.whole_side)
+            height, width = (side / whole for side in self.view.size)
+            images = cropped(
+                images, height, width, (1 - height) / 2, (1 - width) / 2, torch.ones_like(whole), self.view
+            )
             yield self.normalised(images), self.stored.labels[positions]
 
 

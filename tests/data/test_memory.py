@@ -103,6 +103,15 @@ def test_an_image_is_augmented_the_same_in_any_batch_on_any_rank():
     assert not any(torch.equal(alone[label], other[label]) for label in alone)
 
 
+def test_evaluation_of_a_view_that_is_not_square_cuts_and_does_not_squeeze():
+    """As timm does with files: a square image is scaled to cover the view, here not at all."""
+    images = torch.randint(0, 256, (2, 3, 8, 8), dtype=torch.uint8)
+    stored = StoredImages(images, torch.tensor([0, 1]))
+    view = View((4, 8), (0.0,) * 3, (1 / 255,) * 3)
+    ((seen, _),) = MemoryEvaluation(stored, EvaluationOrder(2, 2, Share()), view, CPU)
+    torch.testing.assert_close(seen, images[:, :, 2:6].float(), atol=1e-3, rtol=0, check_stride=False)
+
+
 def test_evaluation_shows_the_centre_of_every_image_once():
     stored = StoredImages(pictures(5).byte(), torch.arange(5))
     view = View((8, 8), (0.5, 0.4, 0.3), (0.2, 0.3, 0.4), crop_pct=0.5)
