@@ -8,7 +8,7 @@ import os
 import platform
 import sys
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor, wait
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -124,8 +124,11 @@ def graph_us(function: Callable[[Any], object], inputs: Sequence[Any]) -> float:
 def compile_ahead(function: Callable[..., object], calls: Sequence[tuple[Any, ...]], most: int | None = None) -> None:
     """Make the calls in processes of their own, all or `most` at once, for the compilers' caches; results are dropped.
 
-    One after the other the compilations take minutes. A call that fails here fails again where it is timed.
+    One after the other the compilations take minutes. A call that fails here is told, and fails where it is timed.
     """
     processes = min(len(calls), most or os.cpu_count() or 1)
     with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
-        wait([pool.submit(function, *call) for call in calls])
+        futures = {pool.submit(function, *call): call for call in calls}
+        for future in as_completed(futures):
+            if problem := future.exception():
+                print("not compiled:", *futures[future], repr(problem)[:300], flush=True)

@@ -5,10 +5,11 @@
     python -m benchmarks.lightnl --doc          the table in docs/speed.md from the CSV, without a GPU
 
 bf16 (weights too in inference, autocast in training), channels-last, batch 256, medians, over fresh random inputs that
-together exceed the cache. A step is forward and backward with train-mode BN of one block, in a chain of four, as blocks
-follow each other in a network, a quarter of theirs: a call of autograd has its price whatever it goes through. `floor`
-is the time to read x once and write z once at 4.3 TB/s; `error` is norm-wise against float64, of fused outputs written
-over poisoned memory. Columns with `_graph` are timed in a CUDA graph, the others as a user runs it.
+together exceed the cache. A step is forward and backward of one block with train-mode BN; `--settle` also times a chain
+of four blocks, as they follow each other in a network, and tells a quarter of it: a call of autograd has its price
+whatever it goes through. `floor` is the time to read x once and write z once at 4.3 TB/s; `error` is norm-wise against
+float64, of fused outputs written over poisoned memory. Columns with `_graph` are timed in a CUDA graph, the others as a
+user runs it.
 """
 
 from __future__ import annotations

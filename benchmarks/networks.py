@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from torch import nn
 
 from autonl.models import create_model
 from autonl.nn.light_nonlocal import LightNL
-from benchmarks import RESULTS, compile_ahead, events_us, require_cuda, write_rows, write_table
+from benchmarks import RESULTS, compile_ahead, require_cuda, write_rows, write_table
 
 BASELINE = "timm:mobilenetv2_100"
 AT_ONCE = 4  # networks that are compiled side by side: each takes the memory of a training step
@@ -75,15 +76,36 @@ def inference(model: nn.Module, batch: int, compiled: bool) -> Callable[[], None
     return run
 
 
-def measure(ref: str, variant: str, mode: str, batch: int, compiled: bool) -> dict[str, Any]:
+def function_of(ref: str, variant: str, mode: str, batch: int, compiled: bool) -> Callable[[], None]:
     torch.compiler.reset()
-    model = build(ref, variant)
-    function = (train_step if mode == "train" else inference)(model, batch, compiled)
-    for _ in range(3):
+    function = (train_step if mode == "train" else inference)(build(ref, variant), batch, compiled)
+    function()
+    return function
+
+
+def compile_one(*call: Any) -> None:
+    function_of(*call)
+
+
+def window_us(function: Callable[[], None]) -> float:
+    """A step among others: one before them keeps the GPU busy until the first is launched."""
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    function()
+    start.record()
+    for _ in range(STEPS):
+        function()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) * 1000 / STEPS
+
+
+def measure(ref: str, variant: str, mode: str, batch: int, compiled: bool) -> dict[str, Any]:
+    function = function_of(ref, variant, mode, batch, compiled)
+    for _ in range(2):
         function()
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
-    step_us = events_us(lambda: [function() for _ in range(STEPS)], repeats=WINDOWS) / STEPS
+    step_us = median(window_us(function) for _ in range(WINDOWS))
     memory = torch.cuda.max_memory_allocated() / 2**30
     return {
         "network": ref,
@@ -118,7 +140,7 @@ def main() -> None:
         for kind in kinds
     ]
     if arguments.ahead != "never":
-        compile_ahead(measure, [call for call in calls if call[-1]] or calls, AT_ONCE)
+        compile_ahead(compile_one, [call for call in calls if call[-1]] or calls, AT_ONCE)
     if arguments.ahead == "only":
         return
     rows: list[dict[str, Any]] = []

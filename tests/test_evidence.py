@@ -107,6 +107,7 @@ def test_the_document_is_what_the_rows_say():
     [
         ("MobileNetV2", "gain", "MobileNetV2"),
         ("with LightNL's branch, without the affinity", "gain", "+ control"),
+        ("with SE", "gain", "+ SE"),
         ("MobileNetV2-LightNL", "gain", "+ LightNL"),
         ("random networks of the search space", "search", "random"),
         ("found by a search with `--trials 20`", "search", "found with trials at 64 px"),

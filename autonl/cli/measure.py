@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json as json_format
 import shlex
-import sys
 from pathlib import Path
 
 import typer
@@ -14,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as Bar
 
 from autonl.arch.codec import resolution_from
+from autonl.cli.train import resume_command
 
 
 def measure(
@@ -56,8 +56,7 @@ def measure(
             )
         except KeyboardInterrupt:
             bar.stop()
-            again = shlex.join(["autonl", *sys.argv[1:], *([] if resume else ["--resume"])])
-            told = f"go on with: {again}" if Path(out).exists() else "before a place was measured"
+            told = f"go on with: {resume_command()}" if Path(out).exists() else "before a place was measured"
             console.print(f"stopped; {told}", markup=False, soft_wrap=True)
             raise
     whole = {row.block: row.milliseconds for row in rows if row.block in (SMALLEST, LARGEST)}

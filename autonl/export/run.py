@@ -161,7 +161,7 @@ def failing(out: Path, message: str) -> Iterator[None]:
     except AutoNLError:
         raise
     except Exception as error:
-        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise AutoNLError(f"{out}: cannot be written: {error.strerror}") from None
         told = f"{type(error).__name__} {' '.join(str(error).split())[:300]}"
         raise ExportError(f"{out}: not kept: {message}: {told}") from error

@@ -162,7 +162,7 @@ def freeze_association(model: nn.Module, resolution: tuple[int, int] | None) -> 
 
 
 def use_kernels(network: nn.Module) -> str | None:
-    """Let the kernels do every LightNL of a network, where they can. Returns why there is one that they never can."""
+    """Let the kernels do every LightNL of a network, where they can. Returns why some never can."""
     blocks = [block for block in network.modules() if isinstance(block, LightNL)]
     for block in blocks:
         block.fused = True

@@ -32,7 +32,7 @@ SMOKE = (
     *("data.evaluation_batch_size=16", "loop.calibrate_batches=0", "optim.lr=0.01"),
 )
 
-MARGIN = 1.15  # on what a job is expected to take: one that is cut short has to be repeated
+MARGIN = 1.15  # on what jobs are expected to take: one that is cut short has to be repeated
 
 
 def main() -> None:
@@ -82,17 +82,21 @@ def queue(jobs: list[Job], setup: Setup, arguments: Any) -> None:
     deadline = started + 60 * arguments.max_minutes
     arguments.out.mkdir(parents=True, exist_ok=True)
     setup.folder.mkdir(parents=True, exist_ok=True)
-    running: dict[str, tuple[Job, subprocess.Popen[bytes], float]] = {}
-    crowd: dict[str, int] = {}  # how many jobs a job has shared the GPU with at most, itself included
-    latest: dict[str, float] = {}  # seconds that a kind of job took here last, over its crowd
+    running: dict[str, tuple[Job, subprocess.Popen[bytes]]] = {}
+    taken: dict[str, float] = {}  # seconds of the GPU that a running job has had: n jobs share it evenly
+    latest: dict[str, float] = {}  # seconds of the GPU that a kind of job took last
+    looked = started
     given_up: set[str] = set()
     while True:
-        for key, (job, process, since) in list(running.items()):
+        now = time.perf_counter()
+        taken |= {key: taken.get(key, 0) + (now - looked) / len(running) for key in running}
+        looked = now
+        for key, (job, process) in list(running.items()):
             if process.poll() is None:
                 continue
             del running[key]
             if process.returncode == 0:
-                latest[job.kind] = (time.perf_counter() - since) / crowd[key]
+                latest[job.kind] = taken[key]
                 append(arguments.out, json.loads(row_file(setup, job).read_text()), setup.architectures)
             else:
                 given_up.add(key)
@@ -102,9 +106,11 @@ def queue(jobs: list[Job], setup: Setup, arguments: Any) -> None:
             print(f"{time.perf_counter() - started:6.0f} s  {key}: {outcome}", flush=True)
         done = {key for suite in SUITES for key in keys(arguments.out, suite)}
         waiting = [job for job in jobs if job.key not in done | given_up | running.keys()]
-        left = (deadline - time.perf_counter()) / (len(running) + 1)
+        ahead = sum(max(0, latest.get(job.kind, 0) - taken.get(key, 0)) for key, (job, _) in running.items())
         ready = [
-            job for job in waiting if (not job.needs or job.needs in done) and MARGIN * latest.get(job.kind, 0) < left
+            job
+            for job in waiting
+            if (not job.needs or job.needs in done) and MARGIN * (ahead + latest.get(job.kind, 0)) < deadline - now
         ]
         if not running and not ready:
             break
@@ -113,13 +119,12 @@ def queue(jobs: list[Job], setup: Setup, arguments: Any) -> None:
             own = [sys.executable, "-m", "benchmarks.evidence", *sys.argv[1:], "--job", job.key]
             with log_file(setup, job).open("wb") as log:
                 process = subprocess.Popen(own, stdout=log, stderr=subprocess.STDOUT)
-            running[job.key] = job, process, time.perf_counter()
-            crowd |= {key: max(crowd.get(key, 0), len(running)) for key in running}
+            running[job.key] = job, process
             continue
         if time.perf_counter() > deadline:
             deadline = math.inf  # asked once: a second signal would not wait for the checkpoint
             given_up |= {job.key for job in waiting}
-            for _, process, _ in running.values():
+            for _, process in running.values():
                 process.terminate()
         time.sleep(0.5)
     missing = sum(job.key not in done for job in jobs)

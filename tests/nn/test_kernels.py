@@ -18,6 +18,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._dynamo import lookup_backend
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.aot_autograd import make_boxed_func
+from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from autonl.nn import kernels
@@ -34,13 +37,14 @@ BOUNDS = {"float32": 1e-5, "bfloat16": 5e-3, "float16": 5e-3}
 # several bands, blocks, parts of G, steps and ragged ends in maps this small
 INTERPRETED = [
     (2, 24, 9, 9, 0.25, 2, "channels_last", "float32", {"positions": 32, "step": 16, "bands": 2, "gram_parts": 1}),
-    (2, 20, 5, 9, 0.25, 1, "contiguous_format", "float32", {"bands": 2, "gram_parts": 3, "gram_positions": 16}),
-    (2, 17, 4, 5, 0.125, 2, "channels_last", "float32", {}),
+    (3, 20, 5, 9, 0.25, 1, "contiguous_format", "float32", {"bands": 2, "gram_parts": 3, "gram_positions": 16}),
+    (1, 17, 4, 5, 0.125, 2, "channels_last", "float32", {}),
+    (7, 3, 3, 3, 0.5, 1, "channels_last", "float32", {}),
     (2, 8, 1, 3, 0.25, 3, "contiguous_format", "float32", {"bands": 2, "gram_parts": 1, "spatial": True}),
     (2, 36, 4, 4, 0.5, 1, "channels_last", "float32", {"spatial": True}),
     (2, 17, 3, 5, 0.25, 2, "contiguous_format", "float16", {"spatial": True}),
     (2, 17, 4, 5, 0.125, 2, "channels_last", "float16", {"positions": 32, "step": 16}),
-    (2, 24, 5, 6, 0.25, 2, "channels_last", "float32", {"gathered": True, "bands": 2}),
+    (5, 12, 5, 6, 0.25, 2, "channels_last", "float32", {"gathered": True, "bands": 2}),
     (2, 20, 4, 5, 0.5, 1, "contiguous_format", "float16", {"gathered": True}),
 ]
 
@@ -98,6 +102,7 @@ def interpret() -> None:
 
     torch.manual_seed(0)
     torch.set_num_threads(1)
+    launch.CHUNKS = 2  # of the BN's sums: several steps each in maps this small
     found = []
     for *shape, dtype, division in INTERPRETED:
         tile = launch.Tile(**{"positions": 16, "channels": 16, "warps": 4} | division)
@@ -152,6 +157,56 @@ def test_torch_compile_traces_one_operator_without_a_break(training: bool, monke
         z = torch.compile(block, fullgraph=True, backend=recording(graphs, lambda graph, inputs: graph))(x)
     assert graphs == [operators(training)]
     assert (z.shape, z.stride()) == (x.shape, x.stride())
+
+
+@pytest.fixture
+def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU for Triton to compile for. Nothing can run on it."""
+    from triton.backends.compiler import GPUTarget
+    from triton.runtime import driver
+
+    gpu = SimpleNamespace(
+        get_current_device=lambda: 0,
+        get_current_stream=lambda device: 0,
+        get_current_target=lambda: GPUTarget("cuda", 90, 32),
+    )
+    monkeypatch.setattr(driver, "_active", gpu)
+
+
+@NEEDS_TRITON
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")  # an error would make torch distrust every kernel
+@pytest.mark.parametrize("layout", ["channels_last", "contiguous_format"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_torch_compile_sees_the_kernels_and_saves_nothing_for_z(
+    layout: str, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A block and a residual, forward and backward, up to the graphs that a compiler gets. Nothing runs."""
+    monkeypatch.setattr(kernels, "supported", lambda *_: True)
+    graphs: list[torch.fx.GraphModule] = []
+
+    def note(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable:
+        graphs.append(graph)
+        return make_boxed_func(graph.forward)
+
+    def with_residual(x: Tensor) -> Tensor:
+        return block(x) + x
+
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        block = LightNL(24, 0.25, 2).train()
+        block.fused = True
+        x = torch.empty(4, 24, 14, 14, dtype=getattr(torch, dtype)).to(memory_format=getattr(torch, layout))
+        compiler = aot_autograd(fw_compiler=note, partition_fn=min_cut_rematerialization_partition)
+        torch.compiler.reset()
+        z = torch.compile(with_residual, fullgraph=True, backend=compiler)(x.requires_grad_())
+        z.sum().backward()
+    assert (z.dtype, z.shape, z.stride()) == (x.dtype, x.shape, x.stride())
+    assert (x.grad.dtype, x.grad.stride()) == (x.dtype, x.stride())
+    assert block.depthwise.weight.grad.dtype == torch.float32
+    launches = [sum("triton_kernel_wrapper" in str(node.target) for node in graph.graph.nodes) for graph in graphs]
+    assert launches == [2, 4]  # z is left to the compiler
+    maps = [node for node in graphs[1].graph.nodes if node.op == "placeholder" and node.meta["val"].shape == x.shape]
+    assert len(maps) == 3  # x, u and dz
 
 
 @NEEDS_TRITON
@@ -316,19 +371,10 @@ def test_tensors_at_odd_addresses_go_through_the_binder(compiled: list[Compiled]
 @NEEDS_TRITON
 @pytest.mark.skipif(not PROVE, reason="compiles some hundred kernels: make prove")
 @pytest.mark.parametrize("dtype", BOUNDS)
-def test_every_kernel_compiles_for_a_gpu_that_is_not_here(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("hopper")
+def test_every_kernel_compiles_for_a_gpu_that_is_not_here(dtype: str) -> None:
     """The interpreter does not see what the compiler refuses, a variable that changes its shape in a loop for one."""
-    from triton.backends.compiler import GPUTarget
-    from triton.runtime import driver
-
     from autonl.nn.kernels import launch, passes, tiles
-
-    hopper = SimpleNamespace(
-        get_current_device=lambda: 0,
-        get_current_stream=lambda device: 0,
-        get_current_target=lambda: GPUTarget("cuda", 90, 32),
-    )
-    monkeypatch.setattr(driver, "_active", hopper)
 
     def run(planned: launch.Launch, *tensors: Tensor | None) -> None:
         arguments = planned.constants | planned.options | planned.limits | passes.FUSION
@@ -369,6 +415,7 @@ def test_every_kernel_compiles_for_a_gpu_that_is_not_here(dtype: str, monkeypatc
         (16, 96, 14, 14, 0.25, 2, "channels_last"),
         (16, 320, 7, 7, 0.25, 1, "channels_last"),
         (4, 192, 15, 9, 0.25, 1, "contiguous_format"),
+        (2, 24, 20, 20, 0.25, 2, "contiguous_format"),
     ],
 )
 def test_compiled_kernels_agree_with_float64(case: tuple, dtype: torch.dtype, bound: float) -> None:

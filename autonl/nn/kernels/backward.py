@@ -86,7 +86,7 @@ def sum_taps(
     d_taps,  # (rows, 9, C) float32
     d_weight,  # (C, 1, 3, 3)
     rows,
-    first, step,  # columns in groups of 32: which one comes first, and how many groups on the next one is
+    first, step,  # this program's number, and how many there are: they share the columns, in groups of 32
     CHS: tl.constexpr,
 ):  # fmt: skip
     for group in range(first, (9 * CHS + 31) // 32, step):
@@ -265,6 +265,6 @@ def input_backward(
     inside = here & few[None, :]
     compact_dx += tl.load(dx + compact_place, mask=inside, other=0.0).to(tl.float32)
     tl.store(dx + compact_place, compact_dx.to(dx.dtype.element_ty), mask=inside)
-    if tl.program_id(0) == 0:
-        images = tl.num_programs(1)
-        sum_taps(d_taps, d_weight, images * bands, tl.program_id(1), images, CHS)
+    tiles, images = tl.num_programs(0), tl.num_programs(1)
+    this = tl.program_id(1) * tiles + tl.program_id(0)
+    sum_taps(d_taps, d_weight, images * bands, this, tiles * images, CHS)

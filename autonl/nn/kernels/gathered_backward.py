@@ -156,10 +156,9 @@ def gathered_input_backward(
     With G and dG padded to (C, C), dx = dz + dy G^T + x_s (dG + dG^T): no product of the compact channels alone.
     """
     positions = height * width
-    image, begin, end, channel, _ = this_program(positions, band, CB)
-    if tl.program_id(1) == 0:
-        images = tl.num_programs(2)
-        sum_taps(d_taps, d_weight, images * parts, tl.program_id(2), images, CHS)
+    image, begin, end, channel, entry = this_program(positions, band, CB)
+    images = tl.num_programs(2)
+    sum_taps(d_taps, d_weight, images * parts, entry, tl.num_programs(1) * images, CHS)
     dz += image * positions * CHS
     x += image * positions * CHS
     du += image * positions * CHS
