@@ -91,7 +91,7 @@ def sum_taps(
 ):  # fmt: skip
     for group in range(first, (9 * CHS + 31) // 32, step):
         column = group * 32 + tl.arange(0, 32)
-        total = column_sums(d_taps, column, rows, 9 * CHS, 128, 32)
+        total = column_sums(d_taps, column, rows, 9 * CHS, 64, 32)  # 128 rows would cost registers
         place = (column % CHS) * 9 + column // CHS
         tl.store(d_weight + place, total.to(d_weight.dtype.element_ty), mask=column < 9 * CHS)
 
