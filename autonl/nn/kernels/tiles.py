@@ -93,8 +93,8 @@ def alternatives(what: str, chs: int, compact_chs: int, positions: int) -> list[
     """Tiles for 16-bit inputs that may beat the table's for a pass, "inference", "forward", "backward" or "input" (the
     last kernel of the backward pass): `benchmarks.lightnl --settle` times them.
 
-    What lost on an H200 is not here any more: 8 warps, blocks of channels wider than the table's, other steps on maps
-    above 64 positions, other stages, and of the `gathered` kernels' loops all but the table's.
+    What lost on an H200 is not here any more: 8 warps, blocks of channels wider than the table's, most other steps on
+    maps above 64 positions, other stages, and of the `gathered` kernels' loops all but the table's.
     """
     sizes = chs, compact_chs, positions
     if positions > 1024 and not gathered_fits(*sizes):
@@ -121,4 +121,5 @@ def alternatives(what: str, chs: int, compact_chs: int, positions: int) -> list[
         return found if what == "forward" else [*found, Tile(64, 64, warps=4, step=16, stages=1)]
     if what == "forward":
         return [replace(chosen, registers=160 if chosen.gathered else 96)]
-    return [Tile(64, 16, warps=4, stages=1)] if what == "backward" else []
+    small = [Tile(64, 16, warps=4, stages=1), Tile(64, 32, warps=4, step=16, stages=1)]
+    return small if what == "backward" else []
