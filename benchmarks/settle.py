@@ -18,7 +18,7 @@ that a call that is cut short leaves what it found:
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from math import inf, nan
@@ -103,27 +103,23 @@ def settle(folder: Path, seconds: float) -> None:
     print(f"{len(wrong)} of {len(found)} rows are beyond their bound:", *wrong, sep="\n")
 
 
-TABLES = {  # functions of launch
-    "inference": "forward_tile",
-    "forward": "forward_tile",
-    "backward": "depthwise_backward_tile",
-    "input": "input_backward_tile",
-}
-
-
 @contextmanager
-def table(**found: MaybeTile) -> Iterator[None]:
+def table(found: Mapping[str, MaybeTile]) -> Iterator[None]:
     """These tiles, by pass, in place of the table's."""
-    before = {name: getattr(launch, name) for name in TABLES.values()}
-    for what, tile in found.items():
-        if tile is not None:
-            setattr(launch, TABLES[what], lambda *_, tile=tile: tile)
+    before = launch.forward_tile, launch.depthwise_backward_tile, launch.input_backward_tile
+
+    def forward(*sizes: Any) -> tiles.Tile:
+        training = sizes[-1]
+        return found.get("forward" if training else "inference") or before[0](*sizes)
+
+    launch.forward_tile = forward
+    launch.depthwise_backward_tile = lambda *sizes: found.get("backward") or before[1](*sizes)
+    launch.input_backward_tile = lambda *sizes: found.get("input") or before[2](*sizes)
     forget_plans()
     try:
         yield
     finally:
-        for name, function in before.items():
-            setattr(launch, name, function)
+        launch.forward_tile, launch.depthwise_backward_tile, launch.input_backward_tile = before
         forget_plans()
 
 
@@ -137,8 +133,8 @@ def alternatives(shape: Shape, what: str) -> list[tiles.Tile]:
     return tiles.alternatives(what, chs, LightNLSpec(ratio, stride).compact_chs(chs), size**2)
 
 
-def of_training(shape: Shape, fastest: Fastest) -> dict[str, MaybeTile]:
-    return {what: fastest.tile(shape, what) for what in ("forward", "backward", "input")}
+def by_pass(shape: Shape, fastest: Fastest) -> dict[str, MaybeTile]:
+    return {what: fastest.tile(shape, what) for what in PASSES}
 
 
 def compile_job(kind: str, shape: Shape, tile: MaybeTile) -> None:
@@ -164,7 +160,7 @@ def user_block(shape: Shape) -> tuple[Any, list[Tensor]]:
 
 def block_errors(shape: Shape, dtype: str, found: dict[str, MaybeTile]) -> dict[str, float]:
     size, chs, ratio, stride = shape
-    with table(**found):
+    with table(found):
         poison()
         errors(16, chs, size, size, ratio, stride, "channels_last", getattr(torch, dtype), "cuda")
         poison()  # and once more without the binder
@@ -172,13 +168,14 @@ def block_errors(shape: Shape, dtype: str, found: dict[str, MaybeTile]) -> dict[
 
 
 def check(shape: Shape, rows: Rows, fastest: Fastest, dtype: str) -> None:
-    """The fastest tiles of training, and those of inference where they are others."""
-    of_passes = of_training(shape, fastest)
-    for one in dict.fromkeys((of_passes["forward"], fastest.tile(shape, "inference"))):
-        these = of_passes | {"forward": one}
-        found = block_errors(shape, dtype, these)
-        backward = ", ".join(dict.fromkeys((describe(these["backward"]), describe(these["input"]))))
-        rows.add(shape, dtype=dtype, forward=describe(one), backward=backward, worst=max(found.values()), **found)
+    """The fastest tiles of all passes."""
+    chosen = by_pass(shape, fastest)
+    found = block_errors(shape, dtype, chosen)
+    forward, backward = (
+        ", ".join(dict.fromkeys(describe(chosen[what]) for what in both))
+        for both in (("inference", "forward"), ("backward", "input"))
+    )
+    rows.add(shape, dtype=dtype, forward=forward, backward=backward, worst=max(found.values()), **found)
 
 
 def describe(tile: MaybeTile) -> str:
@@ -236,10 +233,9 @@ def limit_us(size: int, chs: int) -> float:
 
 def time_user(shape: Shape, rows: Rows, fastest: Fastest) -> None:
     block, inputs = user_block(shape)
-    with table(inference=fastest.tile(shape, "inference")):
-        times = time_mode(block, inputs, "inference", ("plain", "fused"))
-    with table(**of_training(shape, fastest)):
-        for mode in ("step", "chain"):
+    times: dict[str, float] = {}
+    with table(by_pass(shape, fastest)):
+        for mode in ("inference", "step", "chain"):
             times |= time_mode(block, inputs, mode, ("plain", "fused"))
     rows.add(shape, batch=BATCH, limit_us=limit_us(*shape[:2]), **times)
 
