@@ -14,7 +14,7 @@ from benchmarks import RESULTS, read_rows
 from benchmarks.evidence.__main__ import append, keys, queue, row_file
 from benchmarks.evidence.document import DOC, Claim, Group, document, groups, overlap, read, verdict
 from benchmarks.evidence.jobs import SUITES, Job
-from benchmarks.evidence.run import COLUMNS, Setup, budget_of, network_of
+from benchmarks.evidence.run import COLUMNS, Setup, budget_of, course, network_of
 from benchmarks.tried import rows_of
 
 
@@ -186,6 +186,23 @@ def test_the_queue_starts_what_can_end_in_time(minutes, jobs_done, tmp_path, mon
     )
     queue(jobs, setup, type("Arguments", (), {"max_minutes": minutes, "out": tmp_path}))
     assert len(keys(tmp_path, "gain")) == jobs_done
+
+
+def test_a_row_brings_the_curve_of_its_training(tmp_path):
+    """What an epoch did not measure stays empty: the job's own top-1 is that of its end."""
+    history = [
+        {"epoch": 1, "train_loss": 2.5, "seconds": 1.0, "images_per_second": 9.0, "lr": 0.1},
+        {"epoch": 2, "train_loss": 1.25, "seconds": 1.0, "images_per_second": 9.0, "val_loss": 1.5, "top1": 40.0},
+    ]
+    row = dict.fromkeys(COLUMNS, "") | {"suite": "gain", "job": "one", "seed": 3, "top1": 40.0} | course(history)
+    append(tmp_path, row)
+    kept = read_rows(tmp_path / "evidence_curves.csv")
+    known = ("job", "seed", "epoch", "train_loss", "val_loss", "top1", "miou")
+    assert [tuple(line[column] for column in known) for line in kept] == [
+        ("one", "3", "1", "2.5", "", "", ""),
+        ("one", "3", "2", "1.25", "1.5", "40", ""),
+    ]
+    assert [line["top1"] for line in read_rows(tmp_path / "evidence_gain.csv")] == ["40.0"]
 
 
 def test_gain_runs_end_to_end_on_made_images():

@@ -1,5 +1,7 @@
 """Run what a suite still lacks, one row of benchmarks/results/evidence_SUITE.csv a job. Safe to stop and to repeat.
 
+How each training went, epoch by epoch, is added to evidence_curves.csv.
+
     python ../shared/data/unpack.py tiny_imagenet100 DIR
     python -m benchmarks.evidence gain --data DIR [--max-minutes 9] [--at-once 3]
     python -m benchmarks.evidence gain --smoke          # every kind of job of the suite, on made images, on a CPU
@@ -20,12 +22,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks import RESULTS, read_rows
 from benchmarks.evidence.jobs import SUITES, TRIALS, Job
-from benchmarks.evidence.run import COLUMNS, Setup, folder_name, run
+from benchmarks.evidence.run import COLUMNS, CURVES, Setup, folder_name, run
 
 SMOKE = (
     *("schedule.epochs=1", "schedule.warmup_epochs=0", "data.batch_size=16", "data.workers=0", "data.stored_size=32"),
@@ -153,13 +156,19 @@ def append(out: Path, row: dict[str, Any], architectures: Path | None = None) ->
         known = json.loads(architectures.read_text()) if architectures.exists() else {}
         known[f"{row['suite']}/{row['job']}/{row['seed']}"] = row["architecture"]
         architectures.write_text(json.dumps(known, indent=1) + "\n")
-    path = csv_path(out, row["suite"])
+    whose = {key: row[key] for key in ("suite", "job", "seed")}
+    if "curve" in row:
+        add_rows(csv_path(out, "curves"), CURVES, [whose | epoch for epoch in row["curve"]])
+    add_rows(csv_path(out, row["suite"]), COLUMNS, [row])
+
+
+def add_rows(path: Path, columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> None:
     new = not path.exists()
     with path.open("a", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n", extrasaction="ignore")
+        writer = csv.DictWriter(file, columns, lineterminator="\n", extrasaction="ignore")
         if new:
             writer.writeheader()
-        writer.writerow(row)
+        writer.writerows(rows)
 
 
 def smoke(jobs: list[Job], command: str) -> None:

@@ -40,6 +40,9 @@ COLUMNS = (
 )
 
 
+CURVES = ("suite", "job", "seed", "epoch", "train_loss", "val_loss", "top1", "miou")  # an epoch of a job a row
+
+
 @dataclasses.dataclass(frozen=True)
 class Setup:
     """What is the same for all jobs of a call."""
@@ -54,7 +57,7 @@ class Setup:
 
 
 def run(job: Job, setup: Setup) -> dict[str, Any]:
-    """Do the job and return its row; with a search's goes what it found."""
+    """Do the job and return its row, with the course of its training; with a search's goes what it found."""
     folder = setup.folder / folder_name(job.key)
     result = {"train": train, "search": find, "segment": segment}[job.kind](job, setup, folder)
     row = {
@@ -156,6 +159,7 @@ def course(history: list[dict[str, Any]]) -> dict[str, Any]:
         "epochs": last["epoch"],
         "images_per_second": last["images_per_second"],
         "seconds": round(sum(row["seconds"] for row in history), 1),
+        "curve": [{key: format(row[key], ".5g") for key in CURVES if row.get(key) is not None} for row in history],
     }
 
 
