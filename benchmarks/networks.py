@@ -23,7 +23,7 @@ from torch import nn
 
 from autonl.models import create_model
 from autonl.nn.light_nonlocal import LightNL
-from benchmarks import RESULTS, compile_ahead, require_cuda, write_rows, write_table
+from benchmarks import RESULTS, compile_ahead, event_us, require_cuda, write_rows, write_table
 
 BASELINE = "timm:mobilenetv2_100"
 AT_ONCE = 4  # networks that are compiled side by side: each takes the memory of a training step
@@ -84,19 +84,14 @@ def function_of(ref: str, variant: str, mode: str, batch: int, compiled: bool) -
 
 
 def compile_one(*call: Any) -> None:
+    """For a process of its own, which cannot hand the function over."""
     function_of(*call)
 
 
 def window_us(function: Callable[[], None]) -> float:
     """A step among others: one before them keeps the GPU busy until the first is launched."""
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     function()
-    start.record()
-    for _ in range(STEPS):
-        function()
-    end.record()
-    end.synchronize()
-    return start.elapsed_time(end) * 1000 / STEPS
+    return event_us(lambda: [function() for _ in range(STEPS)]) / STEPS
 
 
 def measure(ref: str, variant: str, mode: str, batch: int, compiled: bool) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from math import inf, nan
 from pathlib import Path
 from typing import Any
@@ -30,12 +30,13 @@ from torch import Tensor
 
 from autonl.arch.spec import LightNLSpec
 from autonl.nn.kernels import launch, tiles
+from autonl.nn.kernels.tiles import Tile
 from benchmarks import compile_ahead, graph_us, write_rows
 from benchmarks.lightnl import BATCH, SHAPES, floor_us, functions_of, poison, random_block, random_inputs, time_mode
 from tests.nn.test_kernels import BOUNDS, errors
 
 Shape = tuple[int, int, float, int]
-MaybeTile = tiles.Tile | None  # None: the table's own
+MaybeTile = Tile | None  # None: the table's own
 COMPILED = {"chain": ("compiled", "compiled_fused"), "step": ("compiled",)}
 PASSES = {"inference": BATCH, "backward": 512, "input": 512, "forward": 512}  # and the batch each is timed at
 
@@ -72,7 +73,7 @@ def settle(folder: Path, seconds: float) -> None:
     times, users, compiled, found = (Rows(f"settle_{name}", folder) for name in ("tiles", "user", "compiled", "errors"))
     fastest = Fastest()
     simple = [shape for shape in SHAPES if shape[2:] == (0.25, 1)]
-    open_ones = [(shape, what) for what in PASSES for shape in simple if alternatives(shape, what)]
+    open_ones = [(shape, what) for what in PASSES for shape in simple if alternatives(*shape, what)]
 
     def work(*calls: tuple[Callable[..., None], Any]) -> None:
         for function, *arguments in calls:
@@ -83,7 +84,7 @@ def settle(folder: Path, seconds: float) -> None:
 
     jobs: list[tuple[str, Shape, MaybeTile]]  # the longest first
     jobs = [(mode, shape, None) for mode in COMPILED for shape in SHAPES]
-    jobs += [(what, shape, tile) for shape, what in open_ones for tile in alternatives(shape, what)]
+    jobs += [(what, shape, tile) for shape, what in open_ones for tile in alternatives(*shape, what)]
     jobs += [(what, shape, None) for shape in SHAPES for what in PASSES]
     jobs += [("bfloat16", shape, None) for shape in SHAPES]
     compile_ahead(compile_job, jobs)
@@ -108,7 +109,7 @@ def table(found: Mapping[str, MaybeTile]) -> Iterator[None]:
     """These tiles, by pass, in place of the table's."""
     before = launch.forward_tile, launch.depthwise_backward_tile, launch.input_backward_tile
 
-    def forward(*sizes: Any) -> tiles.Tile:
+    def forward(*sizes: Any) -> Tile:
         training = sizes[-1]
         return found.get("forward" if training else "inference") or before[0](*sizes)
 
@@ -128,9 +129,40 @@ def forget_plans() -> None:
         plans.cache_clear()
 
 
-def alternatives(shape: Shape, what: str) -> list[tiles.Tile]:
-    size, chs, ratio, stride = shape
-    return tiles.alternatives(what, chs, LightNLSpec(ratio, stride).compact_chs(chs), size**2)
+def alternatives(size: int, chs: int, ratio: float, stride: int, what: str) -> list[Tile]:
+    """Tiles for 16-bit inputs that may beat the table's for a pass.
+
+    What lost on an H200 is not here any more: 8 warps, blocks of channels wider than the table's, most other steps on
+    maps above 64 positions, other stages, and of the `gathered` kernels' loops all but the table's.
+    """
+    positions = size**2
+    sizes = chs, LightNLSpec(ratio, stride).compact_chs(chs), positions
+    if positions > 1024 and not tiles.gathered_fits(*sizes):
+        return []
+    if what == "input":
+        chosen = tiles.input_backward_tile(chs, positions, torch.bfloat16)
+        narrow = replace(chosen, channels=chosen.channels // 2)
+        few = [replace(chosen, registers=registers) for registers in (72, 64)]
+        return [narrow] if positions <= 64 else few[1:] if positions > 1024 else [narrow, *few]
+    if what == "backward":
+        chosen = tiles.depthwise_backward_tile(*sizes, torch.bfloat16)
+    else:
+        chosen = tiles.forward_tile(*sizes, torch.bfloat16, what == "forward")
+    if positions > 1024:
+        most = {"inference": 64, "forward": 96, "backward": 128}[what]
+        return [replace(chosen, registers=most), replace(chosen, bands=3)]
+    if positions > 64:
+        return {
+            "inference": [],
+            "forward": [replace(chosen, registers=160 if chosen.gathered else 96)],
+            "backward": [Tile(64, 16, warps=4, stages=1), Tile(64, 32, warps=4, step=16, stages=1)],
+        }[what]
+    if what == "inference":
+        return [replace(chosen, registers=72)]
+    # narrow blocks and short steps: programs with half the registers
+    found = [Tile(64, 32, warps=4, step=step, stages=1) for step in (16, 32)]
+    found += [replace(chosen, registers=80 if what == "forward" else 128)] if chs <= 256 else []
+    return found if what == "forward" else [*found, Tile(64, 64, warps=4, step=16, stages=1)]
 
 
 def by_pass(shape: Shape, fastest: Fastest) -> dict[str, MaybeTile]:
@@ -182,7 +214,7 @@ def describe(tile: MaybeTile) -> str:
     """What a tile says beyond its defaults."""
     if tile is None:
         return "chosen"
-    default = asdict(tiles.Tile(0, 0, 0))
+    default = asdict(Tile(0, 0, 0))
     return " ".join(f"{key}={value}" for key, value in asdict(tile).items() if value != default[key])
 
 
@@ -216,7 +248,7 @@ def time_tiles(shape: Shape, what: str, rows: Rows, fastest: Fastest) -> None:
     batch = PASSES[what]
     limit = limit_us(*shape[:2]) if what == "inference" else ""
     run, inputs = prepare(shape, what, batch, torch.bfloat16)
-    for tile in (None, *alternatives(shape, what)):
+    for tile in (None, *alternatives(*shape, what)):
         try:
             us = graph_us(lambda value, tile=tile: run(value, tile), inputs)
         except Exception as problem:  # one tile that does not compile must not cost the whole call

@@ -156,8 +156,8 @@ def append(out: Path, row: dict[str, Any], architectures: Path | None = None) ->
         known = json.loads(architectures.read_text()) if architectures.exists() else {}
         known[f"{row['suite']}/{row['job']}/{row['seed']}"] = row["architecture"]
         architectures.write_text(json.dumps(known, indent=1) + "\n")
-    whose = {key: row[key] for key in ("suite", "job", "seed")}
     if "curve" in row:
+        whose = {key: row[key] for key in ("suite", "job", "seed")}
         add_rows(csv_path(out, "curves"), CURVES, [whose | epoch for epoch in row["curve"]])
     add_rows(csv_path(out, row["suite"]), COLUMNS, [row])
 

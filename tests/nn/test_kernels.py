@@ -210,36 +210,6 @@ def test_torch_compile_sees_the_kernels_and_saves_nothing_for_z(
 
 
 @NEEDS_TRITON
-@pytest.mark.parametrize("training", [False, True])
-@pytest.mark.parametrize("division", [{}, {"bands": 2, "gram_parts": 2}, {"spatial": True}, {"gathered": True}])
-def test_a_launch_without_the_binder_hands_over_the_same_arguments(division: dict, training: bool) -> None:
-    """Nothing runs: every launch is only looked at."""
-    from autonl.nn.kernels import launch
-
-    launches: list[tuple[launch.Launch, tuple]] = []
-    block = random_block(24, 0.25, 2)
-    x = torch.randn(2, 24, 7, 7)
-    tile = launch.Tile(64, 16, 4, **division)
-    weight, gamma, beta, *running = (block.depthwise.weight, block.bn.weight, block.bn.bias, *block.bn.buffers())
-
-    def run(planned: launch.Launch, *tensors: Tensor | None) -> None:
-        launches.append((planned, tensors))
-
-    if training:
-        _, saved = launch.training(x, weight, gamma, beta, 6, 2, 1e-5, tuple(running), 0.1, run, tile)
-        launch.training_backward(x, saved, 2, 1e-5, run, tile)
-    else:
-        launch.inference(x, weight, (gamma, beta, *running[:2]), 6, 2, 1e-5, run, tile)
-    makes_g_apart = division.keys() & {"gram_parts", "gathered"}
-    assert len(launches) == 1 + bool(makes_g_apart) + 6 * training
-    for planned, tensors in launches:
-        names = planned.kernel.arg_names
-        bound = dict(zip(names, (*tensors, *planned.scalars), strict=False)) | planned.constants
-        assert len(bound) == len(tensors) + len(planned.scalars) + len(planned.constants)
-        assert [id(bound[name]) for name in names] == [id(value) for value in (*tensors, *planned.values)]
-
-
-@NEEDS_TRITON
 def test_what_torch_compile_normalises_is_batch_norm() -> None:
     from autonl.nn.kernels import launch
 
@@ -250,131 +220,14 @@ def test_what_torch_compile_normalises_is_batch_norm() -> None:
     torch.testing.assert_close(launch.normalised(x, u, gamma, beta, statistics, 0.1), expected)
 
 
-class Compiled:
-    """Stands in for Triton's CompiledKernel and notes how it is started."""
-
-    function, packed_metadata = "function", "metadata"
-
-    def __init__(self) -> None:
-        self.bound: list[tuple] = []
-        self.direct: list[tuple] = []
-
-    def __getitem__(self, grid: tuple) -> Callable:
-        return lambda *arguments: self.bound.append((grid, *arguments))
-
-    def run(self, *arguments: object) -> None:
-        self.direct.append(arguments)
-
-
-@pytest.fixture
-def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Compiled]:
-    """All kernels that the binder has compiled. Nothing runs."""
-    from triton.runtime import driver
-
-    from autonl.nn.kernels import passes
-
-    found: list[Compiled] = []
-
-    def run_bound(planned: passes.Launch, *tensors: Tensor | None) -> Compiled:
-        found.append(Compiled())
-        return found[-1]
-
-    monkeypatch.setattr(passes, "run_bound", run_bound)
-    monkeypatch.setattr(driver, "_active", SimpleNamespace(get_current_stream=lambda device: "stream"))
-    return found
-
-
-def forward_pass(x: Tensor) -> tuple:
-    """A plan with two launches and two buffers, and the tensors it is for."""
-    from autonl.nn.kernels import launch
-
-    block = random_block(8, 0.25, 1)
-    tile = launch.Tile(16, 16, 4, bands=2, gram_parts=2)
-    plan = launch.inference_plan.__wrapped__(launch.problem_of(x, 2, 1, 1e-5), tile, ())
-    return plan, (x, torch.empty_like(x), block.depthwise.weight, *block.bn.parameters(), *list(block.bn.buffers())[:2])
-
-
-@NEEDS_TRITON
-def test_kernels_get_the_addresses_of_tensors_and_of_disjoint_buffers(compiled: list[Compiled]) -> None:
-    from autonl.nn.kernels import passes
-
-    plan, tensors = forward_pass(torch.randn(2, 8, 5, 5))
-    for _ in range(2):
-        passes.carry_out(plan, passes.run_again, tensors)
-    gram, forward = (kernel.direct for kernel in compiled)
-    assert [kernel.bound for kernel in compiled] == [[], []]
-    for planned, calls in zip(plan.launches, (gram, forward), strict=True):
-        assert len(calls) == 1
-        assert calls[0][:9] == (*planned.grid, "stream", "function", "metadata", None, None, None)
-        assert calls[0][9 + len(planned.tensors) :] == planned.values
-    addresses = [tensor.data_ptr() for tensor in tensors]
-    parts, scratch = gram[0][10], forward[0][11]
-    assert gram[0][9] == addresses[0]
-    assert forward[0][9:20] == (*addresses[:2], scratch, *addresses[2:], parts, None, None)
-    (shape, dtype) = plan.buffers["gram_parts"]
-    assert scratch - parts >= torch.empty(shape, dtype=dtype).nbytes
-    assert parts % 16 == scratch % 16 == 0
-    (shape, dtype) = plan.buffers["scratch"]
-    assert plan.size - (scratch - parts) >= torch.empty(shape, dtype=dtype).nbytes
-
-
-@NEEDS_TRITON
-@pytest.mark.parametrize(("scratch", "direct"), [(0, True), (128, False)])
-def test_a_known_launcher_is_called_in_c(scratch: int, direct: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As Triton 3.6's CudaLauncher calls it, where it would allocate nothing."""
-    from autonl.nn.kernels import passes
-
-    monkeypatch.setattr(passes, "LAUNCHER_IN_C", True)
-    launcher = SimpleNamespace(
-        launch="C", global_scratch_size=scratch, profile_scratch_size=0, launch_cooperative_grid=False, launch_pdl=True
-    )
-    kernel = SimpleNamespace(run=launcher, function="function", packed_metadata="metadata")
-    in_c = ("C", ("function", False, True, None, None, "metadata", None, None, None))
-    assert passes.starter(kernel) == (in_c if direct else (launcher, ("function", "metadata", None, None, None)))
-
-
-@NEEDS_TRITON
-def test_hooks_of_triton_see_every_launch(compiled: list[Compiled]) -> None:
-    from triton import knobs
-
-    from autonl.nn.kernels import passes
-
-    plan, tensors = forward_pass(torch.randn(2, 8, 5, 5))
-    passes.carry_out(plan, passes.run_again, tensors)
-
-    def hook(metadata: object) -> None: ...
-
-    knobs.runtime.launch_enter_hook.add(hook)
-    try:
-        passes.carry_out(plan, passes.run_again, tensors)
-    finally:
-        knobs.runtime.launch_enter_hook.remove(hook)
-    for planned, kernel in zip(plan.launches, compiled, strict=True):
-        assert kernel.direct == []
-        assert [(call[0], call[1 + len(planned.tensors) :]) for call in kernel.bound] == [
-            (planned.grid, planned.values)
-        ]
-
-
-@NEEDS_TRITON
-def test_tensors_at_odd_addresses_go_through_the_binder(compiled: list[Compiled]) -> None:
-    """Kernels are compiled for addresses that are multiples of 16."""
-    from autonl.nn.kernels import passes
-
-    odd = torch.randn(2 * 8 * 25 + 1)[1:].view(2, 8, 5, 5)
-    plan, tensors = forward_pass(odd)
-    for count in (2, 4):
-        passes.carry_out(plan, passes.run_again, tensors)
-        assert (len(compiled), plan.calls) == (count, [])
-
-
 @NEEDS_TRITON
 @pytest.mark.skipif(not PROVE, reason="compiles some hundred kernels: make prove")
 @pytest.mark.parametrize("dtype", BOUNDS)
 @pytest.mark.usefixtures("hopper")
 def test_every_kernel_compiles_for_a_gpu_that_is_not_here(dtype: str) -> None:
     """The interpreter does not see what the compiler refuses, a variable that changes its shape in a loop for one."""
-    from autonl.nn.kernels import launch, passes, tiles
+    from autonl.nn.kernels import launch, passes
+    from benchmarks.settle import alternatives
 
     def run(planned: launch.Launch, *tensors: Tensor | None) -> None:
         arguments = planned.constants | planned.options | planned.limits | passes.FUSION
@@ -388,7 +241,7 @@ def test_every_kernel_compiles_for_a_gpu_that_is_not_here(dtype: str) -> None:
         weight, gamma, beta, *running = (block.depthwise.weight, block.bn.weight, block.bn.bias, *block.bn.buffers())
         x = torch.zeros(2, chs, size, size, dtype=getattr(torch, dtype)).to(memory_format=torch.channels_last)
         inference, forward, backward, inputs = (
-            [None, *([] if dtype == "float32" else tiles.alternatives(what, chs, block.compact_chs, size**2))]
+            [None, *([] if dtype == "float32" else alternatives(size, chs, 0.25, stride, what))]
             for what in ("inference", "forward", "backward", "input")
         )
         norm = (gamma, beta, *running[:2])

@@ -29,6 +29,7 @@ from autonl.nn.kernels.pieces import (
     offsets,
     product,
     slope_terms,
+    slope_tile,
     store_taps,
     this_program,
 )
@@ -148,14 +149,13 @@ def depthwise_backward(
     y_scratch = scratch + (band + 2 * halo) * CB
     taps_map = y_scratch + band * CB
 
-    size, drift, level, steep = slope_terms(statistics, sums, gamma, channel, count, eps, CHS)
+    unit, drift, level, steep = slope_terms(statistics, sums, gamma, channel, count, eps, CHS)
     for start in range(first, end + halo, P):
         position = start + tl.arange(0, P)
         there = (position >= 0) & (position < positions) & (position < end + halo)
         inside = there[:, None] & real[None, :]
         place = offsets(position, channel, positions, CHS, CHANNELS_LAST)
-        du = tl.load(dz + place, mask=inside, other=0.0).to(tl.float32) / size[None, :]
-        du -= tl.load(u + place, mask=inside, other=0.0).to(tl.float32) * drift[None, :] + level[None, :]
+        du = slope_tile(dz, u, place, inside, unit, drift, level)
         pointer = scratch + (position - first)[:, None] * CB + column[None, :]
         tl.store(pointer, half_range(du, 7000.0, scratch.dtype.element_ty), mask=there[:, None])
     # dy[p] takes du at p - t: a depthwise convolution with the kernel upside down

@@ -17,6 +17,7 @@ from autonl.nn.kernels.pieces import (
     narrow,
     offsets,
     slope_terms,
+    slope_tile,
     this_program,
 )
 
@@ -72,8 +73,7 @@ def gathered_backward(
     x += image * positions * CHS
     du += image * positions * CHS
 
-    size, drift, level, steep = slope_terms(statistics, sums, gamma, channel, count, eps, CHS)
-    unit = 1 / size
+    unit, drift, level, steep = slope_terms(statistics, sums, gamma, channel, count, eps, CHS)
     beside_sum = tl.zeros((8 * RP, CB), dtype=tl.float32)
     itself_sum = tl.zeros((WIDE, CB), dtype=tl.float32)
     for start in range(begin, end, P):
@@ -81,8 +81,7 @@ def gathered_backward(
         there = position < end
         inside = there[:, None] & real[None, :]
         place = offsets(position, channel, positions, CHS, CHANNELS_LAST)
-        slope = tl.load(dz + place, mask=inside, other=0.0).to(tl.float32) * unit[None, :]
-        slope -= tl.load(u + place, mask=inside, other=0.0).to(tl.float32) * drift[None, :] + level[None, :]
+        slope = slope_tile(dz, u, place, inside, unit, drift, level)
         own_place = position[:, None] * CHS + channel[None, :]
         tl.store(du + own_place, half_range(slope, 7000.0, du.dtype.element_ty), mask=inside)
         # where not `there`, these two are zero

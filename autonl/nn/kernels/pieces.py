@@ -141,7 +141,7 @@ def store_moments(moments, channel, pivot, plain_sum, square_sum, count, CHS: tl
 
 @triton.jit
 def slope_terms(statistics, sums, gamma, channel, count, eps, CHS: tl.constexpr):
-    """size, drift, level and steep (CB,), by which du / steep = dz / size - drift u - level: in units of dz's own size,
+    """unit, drift, level and steep (CB,), by which du / steep = unit dz - drift u - level: in units of dz's own size,
     its root mean square, it suits float16."""
     real = channel < CHS
     inverse = tl.rsqrt(tl.load(statistics + CHS + channel, mask=real, other=1.0) + eps)
@@ -151,4 +151,11 @@ def slope_terms(statistics, sums, gamma, channel, count, eps, CHS: tl.constexpr)
     level = tl.load(sums + channel, mask=real, other=0.0) / count / size
     level -= drift * tl.load(statistics + channel, mask=real, other=0.0)
     steep = tl.load(gamma + channel, mask=real, other=0.0).to(tl.float32) * inverse * size
-    return size, drift, level, steep
+    return 1 / size, drift, level, steep
+
+
+@triton.jit
+def slope_tile(dz, u, place, inside, unit, drift, level):
+    """du / steep of a tile, by `slope_terms`: (P, CB) float32."""
+    slope = tl.load(dz + place, mask=inside, other=0.0).to(tl.float32) * unit[None, :]
+    return slope - (tl.load(u + place, mask=inside, other=0.0).to(tl.float32) * drift[None, :] + level[None, :])

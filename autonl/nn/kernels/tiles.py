@@ -87,39 +87,3 @@ def pass_tile(chs: int, positions: int, values: int = 4096) -> Tile:
     """For kernels that only pass over memory, with so many values a tile."""
     channels = power_of_two(chs, 16, 64)
     return Tile(positions=power_of_two(positions, 16, values // channels), channels=channels, warps=4)
-
-
-def alternatives(what: str, chs: int, compact_chs: int, positions: int) -> list[Tile]:
-    """Tiles for 16-bit inputs that may beat the table's for a pass, "inference", "forward", "backward" or "input" (the
-    last kernel of the backward pass): `benchmarks.lightnl --settle` times them.
-
-    What lost on an H200 is not here any more: 8 warps, blocks of channels wider than the table's, most other steps on
-    maps above 64 positions, other stages, and of the `gathered` kernels' loops all but the table's.
-    """
-    sizes = chs, compact_chs, positions
-    if positions > 1024 and not gathered_fits(*sizes):
-        return []
-    chosen = {
-        "inference": lambda: forward_tile(*sizes, torch.bfloat16, False),
-        "forward": lambda: forward_tile(*sizes, torch.bfloat16, True),
-        "backward": lambda: depthwise_backward_tile(*sizes, torch.bfloat16),
-        "input": lambda: input_backward_tile(chs, positions, torch.bfloat16),
-    }[what]()
-    if positions > 1024:
-        few = {"inference": 64, "forward": 96, "backward": 128, "input": 64}[what]
-        found = [replace(chosen, registers=few)]
-        return found if what == "input" else [*found, replace(chosen, bands=3)]
-    if what == "input":
-        narrow = replace(chosen, channels=chosen.channels // 2)
-        return [narrow] if positions <= 64 else [narrow, replace(chosen, registers=72), replace(chosen, registers=64)]
-    if positions <= 64:  # narrow blocks and short steps: programs with half the registers
-        if what == "inference":
-            return [replace(chosen, registers=72)]
-        found = [Tile(64, 32, warps=4, step=step, stages=1) for step in (16, 32)]
-        if chs <= 256:
-            found += [replace(chosen, registers=80 if what == "forward" else 128)]
-        return found if what == "forward" else [*found, Tile(64, 64, warps=4, step=16, stages=1)]
-    if what == "forward":
-        return [replace(chosen, registers=160 if chosen.gathered else 96)]
-    small = [Tile(64, 16, warps=4, stages=1), Tile(64, 32, warps=4, step=16, stages=1)]
-    return small if what == "backward" else []
