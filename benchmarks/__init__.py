@@ -40,10 +40,12 @@ def environment_keys() -> tuple[str, ...]:
 
 
 def write_rows(name: str, rows: Sequence[dict[str, Any]], folder: Path = RESULTS) -> Path:
+    """Into a CSV; a column that a row does not have (yet) is left empty."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.csv"
+    columns = dict.fromkeys(column for row in rows for column in row) | environment()
     with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]) + list(environment()), lineterminator="\n")
+        writer = csv.DictWriter(file, list(columns), lineterminator="\n")
         writer.writeheader()
         writer.writerows(row | environment() for row in rows)
     return path
@@ -57,16 +59,23 @@ def read_rows(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def write_table(name: str, columns: Sequence[str], folder: Path = RESULTS) -> None:
-    """Put the columns of a CSV into docs/speed.md as a table, between its marks."""
-    rows = read_rows(folder / f"{name}.csv")
-    made_with = ", ".join(f"{key} {rows[0][key]}" for key in environment_keys())
-    lines = ["| " + " | ".join(columns) + " |", "|" + " --- |" * len(columns)]
-    lines += ["| " + " | ".join(row[column] for column in columns) + " |" for row in rows]
+def table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """In Markdown."""
+    lines = ["| " + " | ".join(names) + " |", "| --- |" + " ---: |" * (len(names) - 1)]
+    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
+
+
+def made_with(rows: Sequence[dict[str, str]]) -> str:
+    """The hardware and versions of a CSV's rows, a sentence."""
+    row = rows[0]
+    return f"{row['gpu']}, torch {row['torch']}, Triton {row['triton']}, Python {row['python']}."
+
+
+def write_doc(name: str, text: str) -> None:
+    """Put it into docs/speed.md, between its marks."""
     before, rest = DOC.read_text().split(f"<!-- {name} -->\n")
     after = rest.split(f"<!-- /{name} -->\n")[1]
-    table = "\n".join([made_with, "", *lines])
-    DOC.write_text(f"{before}<!-- {name} -->\n{table}\n<!-- /{name} -->\n{after}")
+    DOC.write_text(f"{before}<!-- {name} -->\n{text}\n<!-- /{name} -->\n{after}")
 
 
 def event_us(function: Callable[[], object]) -> float:

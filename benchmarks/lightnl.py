@@ -1,21 +1,23 @@
 """LightNL alone at AutoNL-L's eleven shapes: plain, compiled and fused against the memory floor.
 
-    python -m benchmarks.lightnl [--out benchmarks/results] [--no-compile]
-    python -m benchmarks.lightnl --settle       are the kernels right, which tiles are fastest: see benchmarks.settle
+    python -m benchmarks.lightnl [--out benchmarks/results] [--no-compile] [--seconds 600]
+    python -m benchmarks.lightnl --settle       first which tiles are fastest, and are they right: see benchmarks.settle
     python -m benchmarks.lightnl --doc          the table in docs/speed.md from the CSV, without a GPU
 
 bf16 (weights too in inference, autocast in training), channels-last, batch 256, medians, over fresh random inputs that
-together exceed the cache. A step is forward and backward of one block with train-mode BN; `--settle` also times a chain
-of four blocks, as they follow each other in a network, and tells a quarter of it: a call of autograd has its price
-whatever it goes through. `floor` is the time to read x once and write z once at 4.3 TB/s; `error` is norm-wise against
-float64, of fused outputs written over poisoned memory. Columns with `_graph` are timed in a CUDA graph, the others as a
-user runs it.
+together exceed the cache. A step is forward and backward of one block with train-mode BN; `chain` is of four blocks, as
+they follow each other in a network, a quarter of it: a call of autograd has its price whatever it goes through. `floor`
+is the time to read x once and write z once at 4.3 TB/s; `error` is norm-wise against float64, of fused outputs written
+over poisoned memory. Columns with `_graph` are timed in a CUDA graph, the others as a user runs it.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +25,21 @@ import torch
 from torch import Tensor, nn
 
 from autonl.nn.light_nonlocal import LightNL
-from benchmarks import RESULTS, compile_ahead, eager_us, graph_us, require_cuda, write_rows, write_table
+from benchmarks import (
+    RESULTS,
+    compile_ahead,
+    eager_us,
+    graph_us,
+    made_with,
+    read_rows,
+    require_cuda,
+    table,
+    write_doc,
+    write_rows,
+)
 
-# map, channels, ratio, stride
-SHAPES = (
+Shape = tuple[int, int, float, int]  # map, channels, ratio, stride
+SHAPES: tuple[Shape, ...] = (
     (56, 24, 0.25, 1),
     (56, 24, 0.25, 2),
     (28, 40, 0.25, 1),
@@ -45,8 +58,29 @@ CACHE = 200e6  # bytes, a few times the L2
 CHAIN = 4
 
 
-TIMED = [f"{mode}_{name}_us" for mode in ("inference", "step") for name in ("plain", "compiled", "fused")]
-TABLE = ("map", "channels", "ratio", "stride", "floor_us", "error", "inference_fused_graph_us", *TIMED)
+PLAIN = dict.fromkeys(("inference", "step", "chain"), ("plain", "fused"))
+COMPILED = {"chain": ("compiled", "compiled_fused"), "step": ("compiled",), "inference": ("compiled",)}
+WANTED = {"inference": 4, "inference_graph": 1.5, "step": 3}  # times as fast as plain
+
+
+class Rows(list[dict[str, Any]]):
+    """Rows of a CSV that is written anew with each."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        super().__init__()
+        self.name, self.folder = name, folder
+
+    def add(self, shape: Shape, **values: Any) -> None:
+        """A new row."""
+        self.append(dict(zip(("map", "channels", "ratio", "stride"), shape, strict=True)))
+        self.fill(shape, **values)
+
+    def fill(self, shape: Shape, **values: Any) -> None:
+        """More columns for the shape's last row."""
+        row = next(row for row in reversed(self) if tuple(row.values())[:4] == shape)
+        row |= {key: float(f"{value:.4g}") if isinstance(value, float) else value for key, value in values.items()}
+        write_rows(self.name, self, self.folder)
+        print(self.name, *shape, *(row[key] for key in values), flush=True)
 
 
 def random_block(chs: int, ratio: float, stride: int) -> LightNL:
@@ -97,16 +131,10 @@ def random_inputs(size: int, chs: int, batch: int = BATCH) -> list[Tensor]:
     return [part.detach() for part in x.to(memory_format=torch.channels_last).split(batch)]
 
 
-def measure(size: int, chs: int, ratio: float, stride: int, compiled: bool) -> dict[str, Any]:
-    block = random_block(chs, ratio, stride)
-    inputs = random_inputs(size, chs)
-    row: dict[str, Any] = {"map": size, "channels": chs, "ratio": ratio, "stride": stride, "batch": BATCH}
-    row["floor_us"] = floor_us(size, chs)
-    with torch.no_grad():
-        row["error"] = error(block.eval(), inputs[0])
-    names = ("plain", "fused", "compiled") if compiled else ("plain", "fused")
-    row |= time_mode(block, inputs, "inference", names) | time_mode(block, inputs, "step", names)
-    return {name: round(value, 5) if isinstance(value, float) else value for name, value in row.items()}
+def limit_us(size: int, chs: int) -> float:
+    """What inference in a graph may take."""
+    floor = floor_us(size, chs)
+    return 5 * floor if floor > 5 else 25.0
 
 
 def functions_of(block: LightNL, inputs: list[Tensor], mode: str, names: tuple[str, ...]) -> list[Any]:
@@ -139,30 +167,124 @@ def time_mode(block: LightNL, inputs: list[Tensor], mode: str, names: tuple[str,
     return times
 
 
+def user_block(shape: Shape) -> tuple[LightNL, list[Tensor]]:
+    size, chs, ratio, stride = shape
+    return random_block(chs, ratio, stride), random_inputs(size, chs)
+
+
+def compile_mode(mode: str, shape: Shape) -> None:
+    """For the compilers' caches."""
+    block, inputs = user_block(shape)
+    for function in functions_of(block, inputs, mode, COMPILED[mode]):
+        function(inputs[0])
+
+
+def time_plain_and_fused(shape: Shape, rows: Rows) -> None:
+    block, inputs = user_block(shape)
+    with torch.no_grad():
+        wrong = error(block.eval().to(torch.bfloat16), inputs[0])
+    rows.add(shape, batch=BATCH, floor_us=floor_us(*shape[:2]), limit_us=limit_us(*shape[:2]), error=wrong)
+    for mode, names in PLAIN.items():
+        rows.fill(shape, **time_mode(block, inputs, mode, names))
+
+
+def time_compiled(shape: Shape, rows: Rows) -> None:
+    for mode, names in COMPILED.items():
+        rows.fill(shape, **time_mode(*user_block(shape), mode, names))
+
+
+def time_blocks(
+    folder: Path,
+    deadline: float,
+    compiled: bool = True,
+    tiles: Callable[[Shape], AbstractContextManager[Any]] = nullcontext,
+) -> None:
+    """Every shape, what matters most first; nothing is begun after the deadline. What is launched by torch.compile has
+    the table's tiles, all else those that `tiles` sets."""
+    rows = Rows("speed_lightnl", folder)
+    for function, around in [(time_plain_and_fused, tiles), (time_compiled, nullcontext)][: 1 + compiled]:
+        for shape in SHAPES:
+            if time.monotonic() > deadline:
+                print(f"out of time before {function.__name__} {shape}")
+                break
+            with around(shape):
+                function(shape, rows)
+    print(folder / "speed_lightnl.csv")
+
+
+HEADER = (
+    *("map x channels (ratio, stride)", "floor", "inference in a graph", "at most", "times plain"),
+    *("as a user runs it", "times plain", "step", "compiled", "times plain", "times plain, of four"),
+    *("step in a graph", "compiled", "times plain"),
+)
+CLAIMS = {
+    "limit": "Inference in a graph within its limit",
+    "inference": "Inference 4 times as fast as plain, as a user runs it",
+    "inference_graph": "Inference 1.5 times as fast as plain, in a graph",
+    "step": "A step 3 times as fast as plain, as a user runs it",
+    "step_compiled": "A step not slower than compiled, as a user runs it",
+    "step_compiled_graph": "A step not slower than compiled, in a graph",
+}
+
+
+def document(rows: list[dict[str, str]]) -> str:
+    """The table of docs/speed.md from the CSV, in microseconds, and what is met."""
+    lines = []
+    met: dict[str, dict[str, bool]] = {name: {} for name in CLAIMS}
+    for row in rows:
+        us = {key.removesuffix("_us"): float(value) for key, value in row.items() if key.endswith("_us") and value}
+        times = {
+            f"{mode}{how}": us[f"{mode}_plain{how}"] / us[f"{mode}_fused{how}"]
+            for mode in PLAIN
+            for how in ("", "_graph")
+        }
+        shape = f"{row['map']} x {row['channels']} ({row['ratio']}, {row['stride']})"
+        compiled = [f"{us[name]:.0f}" if name in us else "-" for name in ("step_compiled", "step_compiled_graph")]
+        lines.append(
+            [
+                *(shape, f"{us['floor']:.1f}", f"{us['inference_fused_graph']:.1f}", f"{us['limit']:.1f}"),
+                *(f"{times['inference_graph']:.1f}", f"{us['inference_fused']:.0f}", f"{times['inference']:.2f}"),
+                *(f"{us['step_fused']:.0f}", compiled[0], f"{times['step']:.2f}", f"{times['chain']:.2f}"),
+                *(f"{us['step_fused_graph']:.0f}", compiled[1], f"{times['step_graph']:.2f}"),
+            ]
+        )
+        met["limit"][shape] = us["inference_fused_graph"] <= us["limit"]
+        for name, wanted in WANTED.items():
+            met[name][shape] = times[name] >= wanted
+        for how in ("", "_graph"):
+            if f"step_compiled{how}" in us:
+                met[f"step_compiled{how}"][shape] = us[f"step_fused{how}"] <= us[f"step_compiled{how}"]
+    verdicts = [f"- {claim}: {verdict(met[name])}" for name, claim in CLAIMS.items()]
+    return "\n".join([made_with(rows), "", table(HEADER, lines), "", *verdicts])
+
+
+def verdict(met: dict[str, bool]) -> str:
+    missed = [shape for shape, well in met.items() if not well]
+    held = f"{len(met) - len(missed)} of {len(met)} shapes timed"
+    return f"{held}; **missed** at {', '.join(missed)}." if missed else f"{held}."
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
-    parser.add_argument("--settle", action="store_true", help="errors and tiles of the kernels, nothing else")
-    parser.add_argument("--seconds", type=float, default=170.0, help="with --settle: begin nothing new after these")
+    parser.add_argument("--settle", action="store_true", help="errors and tiles of the kernels first")
+    parser.add_argument("--seconds", type=float, default=600.0, help="begin nothing new after these")
     parser.add_argument("--doc", action="store_true", help="only write the table in docs/speed.md from the CSV")
     arguments = parser.parse_args()
     if arguments.doc:
-        return write_table("speed_lightnl", TABLE, arguments.out)
+        return write_doc("speed_lightnl", document(read_rows(arguments.out / "speed_lightnl.csv")))
     require_cuda()
+    torch.manual_seed(0)
+    deadline = time.monotonic() + arguments.seconds
+    compiled = not arguments.no_compile
     if arguments.settle:
         from benchmarks.settle import settle
 
-        return settle(arguments.out, arguments.seconds)
-    calls = [(*shape, not arguments.no_compile) for shape in SHAPES]
-    compile_ahead(measure, calls)
-    torch.manual_seed(0)
-    rows = []
-    for *shape, compiled in calls:
-        rows.append(row := measure(*shape, compiled))
-        times = " ".join(f"{k.replace('_us', '')} {v:.1f}" for k, v in row.items() if k.endswith("_us"))
-        print(*shape, f"error {row['error']:.1e}", times, flush=True)
-    print(write_rows("speed_lightnl", rows, arguments.out))
+        return settle(arguments.out, deadline, compiled)
+    if compiled:
+        compile_ahead(compile_mode, [(mode, shape) for mode in COMPILED for shape in SHAPES])
+    time_blocks(arguments.out, deadline, compiled)
 
 
 if __name__ == "__main__":

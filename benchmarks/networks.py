@@ -23,7 +23,17 @@ from torch import nn
 
 from autonl.models import create_model
 from autonl.nn.light_nonlocal import LightNL
-from benchmarks import RESULTS, compile_ahead, event_us, require_cuda, write_rows, write_table
+from benchmarks import (
+    RESULTS,
+    compile_ahead,
+    event_us,
+    made_with,
+    read_rows,
+    require_cuda,
+    table,
+    write_doc,
+    write_rows,
+)
 
 BASELINE = "timm:mobilenetv2_100"
 AT_ONCE = 4  # networks that are compiled side by side: each takes the memory of a training step
@@ -113,6 +123,39 @@ def measure(ref: str, variant: str, mode: str, batch: int, compiled: bool) -> di
     }
 
 
+def document(rows: list[dict[str, str]]) -> str:
+    """The tables of docs/speed.md from the CSV: the rows, and the ratios that are wanted."""
+    speed = {
+        tuple(row[key] for key in ("network", "variant", "mode", "compiled")): float(row["images_per_s"])
+        for row in rows
+    }
+    memory = {(row["network"], row["variant"], row["compiled"]): float(row["peak_gib"]) for row in rows}
+    networks = list(dict.fromkeys(row["network"] for row in rows if row["variant"]))
+
+    def ratio(network: str, compiled: bool, over: str, under: str = "kernels") -> str:
+        below = (BASELINE, "") if over == BASELINE else (network, over)
+        return f"{speed[network, under, 'train', str(compiled)] / speed[*below, 'train', str(compiled)]:.3f}"
+
+    ratios = {
+        "compiled: kernels over bare": ("0.92", lambda network: ratio(network, True, "bare")),
+        "compiled: kernels over MobileNetV2": ("0.88", lambda network: ratio(network, True, BASELINE)),
+        "compiled: bare over MobileNetV2": ("", lambda network: ratio(network, True, BASELINE, "bare")),
+        "compiled: kernels over plain": ("", lambda network: ratio(network, True, "plain")),
+        "eager: kernels over plain": ("1.5", lambda network: ratio(network, False, "plain")),
+        "eager: bare over plain": ("", lambda network: ratio(network, False, "plain", "bare")),
+        **{
+            f"memory of a step, {name}: kernels over bare": (
+                "at most 1.15",
+                lambda network, flag=flag: f"{memory[network, 'kernels', flag] / memory[network, 'bare', flag]:.3f}",
+            )
+            for name, flag in (("compiled", "True"), ("eager", "False"))
+        },
+    }
+    judged = [[name, wanted, *(value(network) for network in networks)] for name, (wanted, value) in ratios.items()]
+    measured = table(TABLE, [[row[key] for key in TABLE] for row in rows])
+    return "\n\n".join([made_with(rows), measured, table(("training", "wanted", *networks), judged)])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("networks", nargs="*", default=["autonl_l", "autonl_s"])
@@ -125,7 +168,7 @@ def main() -> None:
     parser.add_argument("--doc", action="store_true", help="only write the table in docs/speed.md from the CSV")
     arguments = parser.parse_args()
     if arguments.doc:
-        return write_table("speed_networks", TABLE, arguments.out)
+        return write_doc("speed_networks", document(read_rows(arguments.out / "speed_networks.csv")))
     require_cuda()
     kinds = [(BASELINE, ""), *((ref, variant) for ref in arguments.networks for variant in arguments.variants)]
     calls = [

@@ -1,16 +1,12 @@
-"""What one GPU call of three minutes can settle about LightNL's kernels: which tiles are fastest, are they right, and
-what the block then costs as a user runs it.
+"""What one GPU call of four minutes can settle about LightNL's kernels: which tiles are fastest, and are they right.
 
-Through `python -m benchmarks.lightnl --settle`. What matters most comes first, and rows are written as they come, so
-that a call that is cut short leaves what it found:
+Through `python -m benchmarks.lightnl --settle`, which then times every shape with the fastest. What matters most comes
+first, and rows are written as they come, so that a call that is cut short leaves what it found:
 
     settle_tiles.csv    where the table of tiles has alternatives, at ratio 0.25 and stride 1: times in a CUDA graph of
                         the chosen tile, which comes first, and of each alternative; inference at batch 256 with its
                         limit, forward and backward of training at batch 512, the latter twice: "input" has
                         alternatives for its last kernel; nan where this Triton refuses a tile
-    settle_user.csv     every shape with its fastest tiles at batch 256, plain and with the kernels: inference and the
-                        training step, of one block and in a chain, as a user runs them and in a CUDA graph
-    settle_compiled.csv the same steps by torch.compile, the chain's with the kernels too
     settle_errors.csv   every shape with its fastest tiles against float64, forward and all gradients, twice: through
                         Triton's binder and without it
 """
@@ -31,28 +27,24 @@ from torch import Tensor
 from autonl.arch.spec import LightNLSpec
 from autonl.nn.kernels import launch, tiles
 from autonl.nn.kernels.tiles import Tile
-from benchmarks import compile_ahead, graph_us, write_rows
-from benchmarks.lightnl import BATCH, SHAPES, floor_us, functions_of, poison, random_block, random_inputs, time_mode
+from benchmarks import compile_ahead, graph_us
+from benchmarks.lightnl import (
+    BATCH,
+    COMPILED,
+    SHAPES,
+    Rows,
+    Shape,
+    compile_mode,
+    limit_us,
+    poison,
+    random_block,
+    random_inputs,
+    time_blocks,
+)
 from tests.nn.test_kernels import BOUNDS, errors
 
-Shape = tuple[int, int, float, int]
 MaybeTile = Tile | None  # None: the table's own
-COMPILED = {"chain": ("compiled", "compiled_fused"), "step": ("compiled",)}
 PASSES = {"inference": BATCH, "backward": 512, "input": 512, "forward": 512}  # and the batch each is timed at
-
-
-class Rows(list[dict[str, Any]]):
-    """Rows of a CSV that is written anew with each."""
-
-    def __init__(self, name: str, folder: Path) -> None:
-        super().__init__()
-        self.name, self.folder = name, folder
-
-    def add(self, shape: Shape, **values: Any) -> None:
-        row = dict(zip(("map", "channels", "ratio", "stride"), shape, strict=True)) | values
-        self.append({key: float(f"{value:.4g}") if isinstance(value, float) else value for key, value in row.items()})
-        write_rows(self.name, self, self.folder)
-        print(self.name, *self[-1].values(), flush=True)
 
 
 class Fastest(dict[tuple[tuple[int, int], str], tuple[float, MaybeTile]]):
@@ -66,11 +58,9 @@ class Fastest(dict[tuple[tuple[int, int], str], tuple[float, MaybeTile]]):
         return self.get((shape[:2], what), (inf, None))[1]
 
 
-def settle(folder: Path, seconds: float) -> None:
-    """All of it; nothing new is begun after so many seconds."""
-    deadline = time.monotonic() + seconds
-    torch.manual_seed(0)
-    times, users, compiled, found = (Rows(f"settle_{name}", folder) for name in ("tiles", "user", "compiled", "errors"))
+def settle(folder: Path, deadline: float, compiled: bool) -> None:
+    """All of it; nothing new is begun after the deadline."""
+    times, found = Rows("settle_tiles", folder), Rows("settle_errors", folder)
     fastest = Fastest()
     simple = [shape for shape in SHAPES if shape[2:] == (0.25, 1)]
     open_ones = [(shape, what) for what in PASSES for shape in simple if alternatives(*shape, what)]
@@ -83,7 +73,7 @@ def settle(folder: Path, seconds: float) -> None:
             function(*arguments)
 
     jobs: list[tuple[str, Shape, MaybeTile]]  # the longest first
-    jobs = [(mode, shape, None) for mode in COMPILED for shape in SHAPES]
+    jobs = [(f"compiled {mode}", shape, None) for mode in COMPILED for shape in SHAPES] if compiled else []
     jobs += [(what, shape, tile) for shape, what in open_ones for tile in alternatives(*shape, what)]
     jobs += [(what, shape, None) for shape in SHAPES for what in PASSES]
     jobs += [("bfloat16", shape, None) for shape in SHAPES]
@@ -92,9 +82,7 @@ def settle(folder: Path, seconds: float) -> None:
     work(*((time_tiles, shape, what, times, fastest) for shape, what in open_ones))
     print_fastest(times)
     work(*((check, shape, found, fastest, "bfloat16") for shape in SHAPES))
-    work(*((time_user, shape, users, fastest) for shape in SHAPES))
-    print_verdicts(users)
-    work(*((time_compiled, shape, compiled) for shape in SHAPES))
+    time_blocks(folder, deadline, compiled, lambda shape: table(by_pass(shape, fastest)))
     if time.monotonic() < deadline:
         others = [(dtype, shape, None) for dtype in ("float16", "float32") for shape in SHAPES]
         compile_ahead(compile_job, others)
@@ -130,39 +118,26 @@ def forget_plans() -> None:
 
 
 def alternatives(size: int, chs: int, ratio: float, stride: int, what: str) -> list[Tile]:
-    """Tiles for 16-bit inputs that may beat the table's for a pass.
+    """Tiles for 16-bit inputs that may beat the table's for a pass: its neighbours with less work a program.
 
-    What lost on an H200 is not here any more: 8 warps, blocks of channels wider than the table's, most other steps on
-    maps above 64 positions, other stages, and of the `gathered` kernels' loops all but the table's.
+    What lost on an H200 everywhere is not here: 8 warps, wider blocks of channels, other stages.
     """
     positions = size**2
     sizes = chs, LightNLSpec(ratio, stride).compact_chs(chs), positions
-    if positions > 1024 and not tiles.gathered_fits(*sizes):
-        return []
     if what == "input":
         chosen = tiles.input_backward_tile(chs, positions, torch.bfloat16)
-        narrow = replace(chosen, channels=chosen.channels // 2)
-        few = [replace(chosen, registers=registers) for registers in (72, 64)]
-        return [narrow] if positions <= 64 else few[1:] if positions > 1024 else [narrow, *few]
-    if what == "backward":
+    elif what == "backward":
         chosen = tiles.depthwise_backward_tile(*sizes, torch.bfloat16)
     else:
         chosen = tiles.forward_tile(*sizes, torch.bfloat16, what == "forward")
-    if positions > 1024:
-        most = {"inference": 64, "forward": 96, "backward": 128}[what]
-        return [replace(chosen, registers=most), replace(chosen, bands=3)]
-    if positions > 64:
-        return {
-            "inference": [],
-            "forward": [replace(chosen, registers=160 if chosen.gathered else 96)],
-            "backward": [Tile(64, 16, warps=4, stages=1), Tile(64, 32, warps=4, step=16, stages=1)],
-        }[what]
-    if what == "inference":
-        return [replace(chosen, registers=72)]
-    # narrow blocks and short steps: programs with half the registers
-    found = [Tile(64, 32, warps=4, step=step, stages=1) for step in (16, 32)]
-    found += [replace(chosen, registers=80 if what == "forward" else 128)] if chs <= 256 else []
-    return found if what == "forward" else [*found, Tile(64, 64, warps=4, step=16, stages=1)]
+    found = [replace(chosen, registers=0 if chosen.registers else 96)]
+    if chosen.bands > 1:
+        found.append(replace(chosen, bands=chosen.bands - 1))
+    if not chosen.gathered:
+        found += [replace(chosen, channels=chosen.channels // 2)] if chosen.channels > 16 else []
+        step = chosen.step or chosen.positions
+        found += [replace(chosen, step=step // 2)] if what != "input" and step > 16 else []
+    return found
 
 
 def by_pass(shape: Shape, fastest: Fastest) -> dict[str, MaybeTile]:
@@ -171,23 +146,14 @@ def by_pass(shape: Shape, fastest: Fastest) -> dict[str, MaybeTile]:
 
 def compile_job(kind: str, shape: Shape, tile: MaybeTile) -> None:
     """For the compilers' caches: a pass with a tile, the step by torch.compile, or what a check in a dtype needs."""
-    if kind in COMPILED:
-        block, inputs = user_block(shape)
-        for function in functions_of(block, inputs, kind, COMPILED[kind]):
-            function(inputs[0])
+    if kind.startswith("compiled"):
+        compile_mode(kind.split()[1], shape)
     elif kind in PASSES:
         for dtype in (torch.bfloat16, torch.float32):  # of the weights: as timed, and as checked
             run, inputs = prepare(shape, kind, 16, dtype)
             run(inputs[0], tile)
     else:
         block_errors(shape, kind, {})
-
-
-def user_block(shape: Shape) -> tuple[Any, list[Tensor]]:
-    size, chs, ratio, stride = shape
-    block = random_block(chs, ratio, stride)
-    block.fused = False
-    return block, random_inputs(size, chs)
 
 
 def block_errors(shape: Shape, dtype: str, found: dict[str, MaybeTile]) -> dict[str, float]:
@@ -258,27 +224,6 @@ def time_tiles(shape: Shape, what: str, rows: Rows, fastest: Fastest) -> None:
         fastest.offer(shape, what, us, tile)
 
 
-def limit_us(size: int, chs: int) -> float:
-    floor = floor_us(size, chs)
-    return 5 * floor if floor > 5 else 25.0
-
-
-def time_user(shape: Shape, rows: Rows, fastest: Fastest) -> None:
-    block, inputs = user_block(shape)
-    times: dict[str, float] = {}
-    with table(by_pass(shape, fastest)):
-        for mode in ("inference", "step", "chain"):
-            times |= time_mode(block, inputs, mode, ("plain", "fused"))
-    rows.add(shape, batch=BATCH, limit_us=limit_us(*shape[:2]), **times)
-
-
-def time_compiled(shape: Shape, rows: Rows) -> None:
-    times: dict[str, float] = {}
-    for mode, names in COMPILED.items():
-        times |= time_mode(*user_block(shape), mode, names)
-    rows.add(shape, batch=BATCH, **times)
-
-
 def print_fastest(rows: Rows) -> None:
     """Where an alternative beats the chosen tile by more than 2 %."""
     chosen: dict[Any, dict[str, Any]] = {}
@@ -295,24 +240,3 @@ def print_fastest(rows: Rows) -> None:
             print(*key, f"{before:.1f} -> {row['us']:.1f} us ({row['limit_us']}) {row['tile']}")
         else:
             print(*key, f"{before:.1f} us ({row['limit_us']}): the chosen tile stays")
-
-
-def print_verdicts(rows: Rows) -> None:
-    """What is wanted: within the limit in a graph, 4 times plain as a user runs it, 1.5 in a graph; a step 3 times."""
-    print(
-        "map channels ratio stride: inference us in a graph (limit), times plain (4), in a graph (1.5); step, chain (3)"
-    )
-    for row in rows:
-        ratios = {
-            name: row[f"{name.replace('fused', 'plain')}_us"] / row[f"{name}_us"]
-            for name in ("inference_fused", "inference_fused_graph", "step_fused", "chain_fused")
-        }
-        wanted = dict(zip(ratios, (4, 1.5, 3, 3), strict=True))
-        missed = [name for name, ratio in ratios.items() if ratio < wanted[name]]
-        missed += ["limit"] * (row["inference_fused_graph_us"] > row["limit_us"])
-        print(
-            *list(row.values())[:4],
-            f"{row['inference_fused_graph_us']:.1f} ({row['limit_us']})",
-            *(f"{ratio:.2f}" for ratio in ratios.values()),
-            f"missed: {', '.join(missed)}" if missed else "all met",
-        )

@@ -51,11 +51,17 @@ def forward_tile(chs: int, compact_chs: int, positions: int, dtype: torch.dtype,
         return Tile(positions=32, channels=power_of_two(chs, 16, 32), warps=4)
     if positions <= 64:
         small = Tile(power_of_two(positions, 16, 64), power_of_two(chs, 16, 64), warps=4, stages=1)
-        return replace(small, step=16) if training else replace(small, step=min(32, small.positions), spatial=True)
+        if training:
+            return replace(small, step=16, registers=80 if chs <= 256 else 0)
+        return replace(small, step=min(32, small.positions), spatial=True)
     if positions <= 256:
         return Tile(positions=64, channels=power_of_two(chs, 16, 32), warps=4, stages=2)
     if gathered_fits(chs, compact_chs, positions):
-        return replace(gathered_tile(chs, positions), gram_stages=3 if positions <= 1024 else 4)
+        tile = gathered_tile(chs, positions)
+        if positions <= 1024:
+            return tile
+        few = replace(tile, bands=-(-positions // 1100), gram_stages=4)
+        return replace(tile, gram_stages=4, registers=96 if chs <= 32 else 0) if training else few
     if positions <= 1024:
         return Tile(positions=128, channels=16 if chs % 32 else 32, warps=4)
     large = Tile(64 if training else 128, power_of_two(chs, 16, 32), warps=4, bands=-(-positions // 448))
@@ -68,9 +74,12 @@ def depthwise_backward_tile(chs: int, compact_chs: int, positions: int, dtype: t
         return Tile(positions=16, channels=power_of_two(chs, 16, 32), warps=4)
     if positions <= 64:
         small = Tile(power_of_two(positions, 16, 64), power_of_two(chs, 16, 64), warps=4, stages=1)
-        return replace(small, step=min(32, small.positions)) if chs <= 256 else small
+        if chs <= 256:
+            return replace(small, step=min(32, small.positions), registers=128)
+        return replace(small, channels=32, step=16)
     if positions > 1024 and gathered_fits(chs, compact_chs, positions):
-        return replace(gathered_tile(chs, positions), channels=power_of_two(chs, 16, 32))
+        tile = replace(gathered_tile(chs, positions), channels=power_of_two(chs, 16, 32))
+        return replace(tile, registers=128 if chs <= 32 else 0)
     if positions <= 256 or positions > 1024:
         return Tile(64, power_of_two(chs, 16, 32), warps=4, bands=-(-positions // 512), stages=1)
     return Tile(128, 16 if chs % 32 else 32, warps=4, stages=1)
@@ -80,7 +89,8 @@ def input_backward_tile(chs: int, positions: int, dtype: torch.dtype) -> Tile:
     if dtype == torch.float32:
         return Tile(positions=16, channels=power_of_two(chs, 16, 32), warps=4)
     channels = 32 if 64 < chs <= 128 else power_of_two(chs, 16, 64)
-    return Tile(power_of_two(positions, 16, 64), channels, warps=4, stages=1)
+    registers = 64 if positions > 1024 and chs <= 32 else 0
+    return Tile(power_of_two(positions, 16, 64), channels, warps=4, stages=1, registers=registers)
 
 
 def pass_tile(chs: int, positions: int, values: int = 4096) -> Tile:
