@@ -1,5 +1,6 @@
 """The evidence harness: what it counts, what it says, and that it runs."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -8,13 +9,26 @@ from types import SimpleNamespace
 
 import pytest
 
-from autonl.arch.codec import block_to_string
+from autonl.arch.codec import block_to_string, spec_to_dict
 from autonl.arch.macs import count_macs
+from autonl.models import resolve
 from benchmarks import RESULTS, read_rows
 from benchmarks.evidence.__main__ import append, keys, queue, row_file
-from benchmarks.evidence.document import DOC, Claim, Group, document, groups, overlap, read, verdict
+from benchmarks.evidence.document import (
+    DOC,
+    Claim,
+    Group,
+    document,
+    gains,
+    groups,
+    overlap,
+    read,
+    rivals,
+    verdict,
+    what_random_networks_like,
+)
 from benchmarks.evidence.jobs import SUITES, Job
-from benchmarks.evidence.run import COLUMNS, Setup, budget_of, course, network_of
+from benchmarks.evidence.run import COLUMNS, Setup, budget_of, course, lightnl_blocks, network_of
 from benchmarks.tried import rows_of
 
 
@@ -96,6 +110,53 @@ def test_trials_are_read_in_the_order_in_which_they_ran(tmp_path):
 )
 def test_what_is_said_of_two_ranges(one, other, said):
     assert overlap(*made_groups(one=one, other=other).values()) == said
+
+
+def group_of(name, *values, macs="0"):
+    return Group(name, list(values), [{"macs": macs}] * len(values))
+
+
+def test_what_is_said_of_the_operators():
+    """By hand: LightNL adds 2 MACs, the other 7: 3.5 times; 58 and 59 are 58.5 ± 0.5, 60 and 61 are 60.5 ± 0.5."""
+    found = {
+        "wang": group_of("wang", 60, 61, macs="17"),
+        "none": group_of("none", 50, macs="10"),
+        "lightnl": group_of("lightnl", 58, 59, macs="12"),
+    }
+    assert rivals(found).endswith(": wang -2.00 ± 0.71 (3.5 times).")
+
+
+def test_what_is_said_of_small_settings():
+    found = {
+        name: group_of(name, top1)
+        for name, top1 in {"a": 50, "a + LightNL": 51.5, "a found": 53, "b": 60, "b + LightNL": 59}.items()
+    }
+    lightnl, search = gains(found)
+    assert lightnl == "- What LightNL brings against MobileNetV2, in points: a +1.50, b -1.00."
+    assert search == "- What the search brings against MobileNetV2-LightNL, in points: a +1.50."
+    assert gains({"a": found["a"]}) == []
+
+
+def test_what_random_networks_like():
+    """Top-1 falls by one with every LightNL block, rises with every other block, and has nothing to do with SE."""
+    blocks = ["a_nl b_se c d", "a_nl b_nl c", "a_nl_se b_nl c_nl"]
+    liked = what_random_networks_like(Group("random", [59.0, 58.0, 57.0], [{"blocks": one} for one in blocks]))
+    assert liked["lightnl"] == pytest.approx(-1)
+    assert liked["se"] == pytest.approx(0)
+    assert liked["blocks"] == pytest.approx(3**0.5 / 2)  # of 4, 3 and 3 blocks
+    assert (liked["n"], liked["fewest"], liked["most"]) == (3, 1, 3)
+
+
+def test_a_found_network_without_its_lightnl(tmp_path):
+    spec = resolve("autonl_s")
+    architectures = tmp_path / "architectures.json"
+    architectures.write_text(json.dumps({"search": spec_to_dict(spec)}))
+    setup = Setup("", "", tmp_path, architectures)
+    whole, bare = (network_of(Job("search", "", 0, name, needs="search"), setup) for name in ("found", "found bare"))
+    assert whole == spec
+    assert lightnl_blocks(whole) == 7
+    assert lightnl_blocks(bare) == 0
+    assert [dataclasses.replace(block, lightnl=None) for block in spec.blocks] == list(bare.blocks)
 
 
 def test_the_document_is_what_the_rows_say():

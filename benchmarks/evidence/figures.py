@@ -8,57 +8,81 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from benchmarks.evidence.document import Group, groups, read
+from benchmarks.evidence.jobs import SMALL
 
 matplotlib.rcParams["svg.hashsalt"] = "autonl"  # the same file every time
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
 
-# what belongs together in the drawing: {how it is named: (suite, job) of its points}
-KINDS = {
-    "found": (("search", "found with trials at 64 px"), ("budget", "found")),
-    "found by the gates alone": (("search", "found"),),
-    "found without LightNL": (("search", "found with trials at 64 px, without LightNL"),),
-    "random": (("search", "random"), ("budget", "random")),
-    "MobileNetV2-LightNL": (
-        *(("gain", "+ LightNL"), ("budget", "MobileNetV2-LightNL")),
-        *(("widths", f"{width} + LightNL") for width in ("050", "140")),
+Points = tuple[tuple[str, str], ...]  # suite and job of each
+# {file: what the costs are counted at, {what belongs together: its points}}
+FIGURES: dict[str, tuple[str, dict[str, Points]]] = {
+    "results_macs": (
+        "at 96 px",
+        {
+            "found": (("search", "found with trials at 64 px"), ("budget", "found")),
+            "found by the gates alone": (("search", "found"),),
+            "found without LightNL": (("search", "found with trials at 64 px, without LightNL"),),
+            "random": (("search", "random"), ("budget", "random")),
+            "MobileNetV2-LightNL": (("gain", "+ LightNL"), ("budget", "MobileNetV2-LightNL")),
+            "MobileNetV2": (("gain", "MobileNetV2"),),
+            "AutoNL-S, AutoNL-L": (("search", "AutoNL-S"), ("search", "AutoNL-L")),
+            "MobileNetV3": (("search", "mobilenetv3_large_100"),),
+            "EfficientNet-B0": (("search", "efficientnet_b0"),),
+            "MixNet-S": (("search", "mixnet_s"),),
+        },
     ),
-    "MobileNetV2": (("gain", "MobileNetV2"), ("widths", "050"), ("widths", "140")),
-    "AutoNL-S, AutoNL-L": (("search", "AutoNL-S"), ("search", "AutoNL-L")),
-    "MobileNetV3": (("search", "mobilenetv3_large_100"),),
-    "EfficientNet-B0": (("search", "efficientnet_b0"),),
-    "MixNet-S": (("search", "mixnet_s"),),
+    "results_widths": (
+        "at 96 px",
+        {
+            "MobileNetV2-LightNL": (
+                *(("widths", "96 px x 035 + LightNL"), ("widths", "050 + LightNL")),
+                *(("gain", "+ LightNL"), ("widths", "140 + LightNL")),
+            ),
+            "MobileNetV2": (
+                *(("widths", "96 px x 035"), ("widths", "050")),
+                *(("gain", "MobileNetV2"), ("widths", "140")),
+            ),
+        },
+    ),
+    "results_small": (
+        "at the setting's own resolution",
+        {
+            name: tuple(("widths", f"{setting}{more}") for setting in SMALL)
+            for name, more in {"found": " found", "MobileNetV2-LightNL": " + LightNL", "MobileNetV2": ""}.items()
+        },
+    ),
 }
 
 
-def accuracy_against_macs() -> Path | None:
-    """Every kind a colour; means over runs, bars of one standard error; several costs of a kind are a line."""
+def draw(name: str) -> Path | None:
+    """Top-1 against MACs: every kind a colour, several costs of a kind a line, means with bars of one standard error.
+
+    None where a figure has no more than the points of suite gain.
+    """
+    where, kinds = FIGURES[name]
     rows = {suite: groups(read(suite), "top1") for suite in ("gain", "search", "budget", "widths")}
     figure = Figure(figsize=(7, 4.2), layout="constrained")
-    axes = figure.add_subplot(xlabel="MACs (millions) at 96 px", ylabel="top-1 (%)", xscale="log")
-    drawn = 0
-    for number, (name, places) in enumerate(KINDS.items()):
-        points = sorted((rows[suite][job] for suite, job in places if job in rows[suite]), key=macs)
-        if not points:
+    axes = figure.add_subplot(xlabel=f"MACs (millions) {where}", ylabel="top-1 (%)", xscale="log")
+    drawn: set[str] = set()
+    for number, (kind, places) in enumerate(kinds.items()):
+        known = [(suite, job) for suite, job in places if job in rows[suite]]
+        if not known:
             continue
-        drawn += 1
+        drawn |= {suite for suite, _ in known}
+        points = sorted((rows[suite][job] for suite, job in known), key=macs)
         x, y = [macs(group) for group in points], [group.mean for group in points]
         bars = [group.error or 0 for group in points]
-        marker = "osD^vPX*<>"[number]
-        axes.errorbar(x, y, bars, marker=marker, capsize=3, label=name, color=f"C{number}", linewidth=1)
-    if not drawn:
+        axes.errorbar(x, y, bars, marker="osD^vPX*<>"[number], capsize=3, label=kind, color=f"C{number}", linewidth=1)
+    if drawn <= {"gain"}:
         return None
     axes.xaxis.set_major_formatter("{x:g}")
     axes.xaxis.set_minor_formatter("{x:g}")
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8, frameon=False)
-    return save(figure, "results_macs")
+    path = IMAGES / f"{name}.svg"
+    figure.savefig(path, metadata={"Date": None})
+    return path
 
 
 def macs(group: Group) -> float:
     return sum(float(row["macs"]) for row in group.rows) / len(group.rows) / 1e6
-
-
-def save(figure: Figure, name: str) -> Path:
-    path = IMAGES / f"{name}.svg"
-    figure.savefig(path, metadata={"Date": None})
-    return path

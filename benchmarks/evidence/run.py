@@ -130,7 +130,8 @@ def segment(job: Job, setup: Setup, folder: Path) -> dict[str, Any]:
 
     Weights are not kept between sessions: where the classifier's run folder is gone, it is trained again first.
     """
-    config = load_config("voc", [f"seed={job.seed}", f"data.path={setup.voc}", *setup.settings], SegmentConfig)
+    settings = [f"seed={job.seed}", f"data.path={setup.voc}", *job.settings, *setup.settings]
+    config = load_config("voc", settings, SegmentConfig)
     network: Ref = job.network
     if job.needs:
         (needed,) = (other for other in SUITES[job.needs.split("/")[0]]() if other.key == job.needs)
@@ -172,8 +173,10 @@ def stop_if_asked(result: Any) -> None:
 
 
 def network_of(job: Job, setup: Setup) -> Ref:
-    if job.network == "found":
-        return spec_from_dict(json.loads(setup.architectures.read_text())[job.needs])
+    if job.network in ("found", "found bare"):
+        spec = spec_from_dict(json.loads(setup.architectures.read_text())[job.needs])
+        bare = tuple(dataclasses.replace(block, lightnl=None) for block in spec.blocks)
+        return dataclasses.replace(spec, blocks=bare) if job.network == "found bare" else spec
     if job.network == "random":
         return random_network(space_of(job), budget_of(job), random.Random(job.seed))
     name, _, operator = job.network.partition("+")
