@@ -124,36 +124,32 @@ def measure(ref: str, variant: str, mode: str, batch: int, compiled: bool) -> di
 
 
 def document(rows: list[dict[str, str]]) -> str:
-    """The tables of docs/speed.md from the CSV: the rows, and the ratios that are wanted."""
-    speed = {
-        tuple(row[key] for key in ("network", "variant", "mode", "compiled")): float(row["images_per_s"])
-        for row in rows
-    }
-    memory = {(row["network"], row["variant"], row["compiled"]): float(row["peak_gib"]) for row in rows}
+    """The tables of docs/speed.md from the CSV: the rows, and the ratios of training that are wanted."""
+    by_name = {(row["network"], row["variant"], row["compiled"]): row for row in rows if row["mode"] == "train"}
     networks = list(dict.fromkeys(row["network"] for row in rows if row["variant"]))
 
-    def ratio(network: str, compiled: bool, over: str, under: str = "kernels") -> str:
-        below = (BASELINE, "") if over == BASELINE else (network, over)
-        return f"{speed[network, under, 'train', str(compiled)] / speed[*below, 'train', str(compiled)]:.3f}"
+    def ratio(column: str, compiled: bool, over: tuple[str, str], under: tuple[str, str]) -> str:
+        above, below = (by_name.get((*key, str(compiled))) for key in (over, under))
+        return f"{float(above[column]) / float(below[column]):.3f}" if above and below else "-"
 
-    ratios = {
-        "compiled: kernels over bare": ("0.92", lambda network: ratio(network, True, "bare")),
-        "compiled: kernels over MobileNetV2": ("0.88", lambda network: ratio(network, True, BASELINE)),
-        "compiled: bare over MobileNetV2": ("", lambda network: ratio(network, True, BASELINE, "bare")),
-        "compiled: kernels over plain": ("", lambda network: ratio(network, True, "plain")),
-        "eager: kernels over plain": ("1.5", lambda network: ratio(network, False, "plain")),
-        "eager: bare over plain": ("", lambda network: ratio(network, False, "plain", "bare")),
-        **{
-            f"memory of a step, {name}: kernels over bare": (
-                "at most 1.15",
-                lambda network, flag=flag: f"{memory[network, 'kernels', flag] / memory[network, 'bare', flag]:.3f}",
-            )
-            for name, flag in (("compiled", "True"), ("eager", "False"))
-        },
-    }
-    judged = [[name, wanted, *(value(network) for network in networks)] for name, (wanted, value) in ratios.items()]
+    def line(name: str, wanted: str, column: str, compiled: bool, over: str, under: str) -> list[str]:
+        below = [(BASELINE, "") if under == BASELINE else (network, under) for network in networks]
+        pairs = zip(networks, below, strict=True)
+        return [name, wanted, *(ratio(column, compiled, (network, over), key) for network, key in pairs)]
+
+    speed, memory = "images_per_s", "peak_gib"
+    ratios = [
+        line("compiled: kernels over bare", "0.92", speed, True, "kernels", "bare"),
+        line("compiled: kernels over MobileNetV2", "0.88", speed, True, "kernels", BASELINE),
+        line("compiled: bare over MobileNetV2", "", speed, True, "bare", BASELINE),
+        line("compiled: kernels over plain", "", speed, True, "kernels", "plain"),
+        line("eager: kernels over plain", "1.5", speed, False, "kernels", "plain"),
+        line("eager: bare over plain", "", speed, False, "bare", "plain"),
+        line("memory of a step, compiled: kernels over bare", "at most 1.15", memory, True, "kernels", "bare"),
+        line("memory of a step, eager: kernels over bare", "at most 1.15", memory, False, "kernels", "bare"),
+    ]
     measured = table(TABLE, [[row[key] for key in TABLE] for row in rows])
-    return "\n\n".join([made_with(rows), measured, table(("training", "wanted", *networks), judged)])
+    return "\n\n".join([made_with(rows), measured, table(("training", "wanted", *networks), ratios)])
 
 
 def main() -> None:

@@ -9,6 +9,7 @@ first, and rows are written as they come, so that a call that is cut short leave
                         alternatives for its last kernel; nan where this Triton refuses a tile
     settle_errors.csv   every shape with its fastest tiles against float64, forward and all gradients, twice: through
                         Triton's binder and without it
+    settle_lightnl.csv  what speed_lightnl.csv holds, with the fastest tiles in place of the table's
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ def settle(folder: Path, deadline: float, compiled: bool) -> None:
     work(*((time_tiles, shape, what, times, fastest) for shape, what in open_ones))
     print_fastest(times)
     work(*((check, shape, found, fastest, "bfloat16") for shape in SHAPES))
-    time_blocks(folder, deadline, compiled, lambda shape: table(by_pass(shape, fastest)))
+    time_blocks(Rows("settle_lightnl", folder), deadline, compiled, lambda shape: table(by_pass(shape, fastest)))
     if time.monotonic() < deadline:
         others = [(dtype, shape, None) for dtype in ("float16", "float32") for shape in SHAPES]
         compile_ahead(compile_job, others)
@@ -133,7 +134,8 @@ def alternatives(size: int, chs: int, ratio: float, stride: int, what: str) -> l
     found = [replace(chosen, registers=0 if chosen.registers else 96)]
     if chosen.bands > 1:
         found.append(replace(chosen, bands=chosen.bands - 1))
-    if not chosen.gathered:
+    gathered = tiles.forward_tile(*sizes, torch.bfloat16, training=False).gathered
+    if not chosen.gathered and not (gathered and what == "input"):  # which takes of its tile the registers alone
         found += [replace(chosen, channels=chosen.channels // 2)] if chosen.channels > 16 else []
         step = chosen.step or chosen.positions
         found += [replace(chosen, step=step // 2)] if what != "input" and step > 16 else []

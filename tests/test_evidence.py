@@ -8,11 +8,14 @@ from collections import Counter
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from autonl.arch.codec import block_to_string, spec_to_dict
 from autonl.arch.macs import count_macs
 from autonl.models import resolve
+from autonl.nn.light_nonlocal import LightNL
 from benchmarks import RESULTS, read_rows
+from benchmarks.branches import Watch
 from benchmarks.evidence.__main__ import append, keys, queue, row_file
 from benchmarks.evidence.document import (
     DOC,
@@ -28,7 +31,7 @@ from benchmarks.evidence.document import (
     what_random_networks_like,
 )
 from benchmarks.evidence.jobs import SUITES, Job
-from benchmarks.evidence.run import COLUMNS, Setup, budget_of, course, lightnl_blocks, network_of
+from benchmarks.evidence.run import COLUMNS, Setup, budget_of, course, network_of
 from benchmarks.tried import rows_of
 
 
@@ -138,25 +141,43 @@ def test_what_is_said_of_small_settings():
 
 
 def test_what_random_networks_like():
-    """Top-1 falls by one with every LightNL block, rises with every other block, and has nothing to do with SE."""
-    blocks = ["a_nl b_se c d", "a_nl b_nl c", "a_nl_se b_nl c_nl"]
-    liked = what_random_networks_like(Group("random", [59.0, 58.0, 57.0], [{"blocks": one} for one in blocks]))
-    assert liked["lightnl"] == pytest.approx(-1)
-    assert liked["se"] == pytest.approx(0)
-    assert liked["blocks"] == pytest.approx(3**0.5 / 2)  # of 4, 3 and 3 blocks
-    assert (liked["n"], liked["fewest"], liked["most"]) == (3, 1, 3)
+    """Top-1 falls with every LightNL block, rises with every other, and has nothing to do with SE. By Fisher, of four
+    networks: tanh(atanh(r) ± 1.96)."""
+    blocks = ["a_nl b_se c d", "a_nl b_nl c", "a_nl b_nl c", "a_nl b_nl c_nl_se"]
+    liked = what_random_networks_like(Group("random", [59.0, 58.5, 57.5, 57.0], [{"blocks": one} for one in blocks]))
+    assert liked["lightnl"] == "-0.89 (-1.00 to 0.47)"
+    assert liked["se"] == "0.00 (-0.96 to 0.96)"
+    assert (liked["n"], liked["fewest"], liked["most"]) == (4, 1, 3)
 
 
-def test_a_found_network_without_its_lightnl(tmp_path):
+def test_a_found_network_with_something_else_in_place_of_its_lightnl(tmp_path):
     spec = resolve("autonl_s")
     architectures = tmp_path / "architectures.json"
     architectures.write_text(json.dumps({"search": spec_to_dict(spec)}))
     setup = Setup("", "", tmp_path, architectures)
-    whole, bare = (network_of(Job("search", "", 0, name, needs="search"), setup) for name in ("found", "found bare"))
+    whole, bare, energy = (
+        network_of(Job("search", "", 0, name, needs="search"), setup)
+        for name in ("found", "found+none", "found+lightnl_energy")
+    )
     assert whole == spec
-    assert lightnl_blocks(whole) == 7
-    assert lightnl_blocks(bare) == 0
     assert [dataclasses.replace(block, lightnl=None) for block in spec.blocks] == list(bare.blocks)
+    assert (energy.blocks, energy.operator) == (spec.blocks, "lightnl_energy")
+
+
+@torch.no_grad()
+def test_what_is_seen_of_a_branch():
+    """x of ones, one channel: G = 1, y = 1, and a kernel of 1 in its middle leaves u = 1. The BN normalises that to
+    (1 - 0.5) / 0.25 = 2 and makes 3 * 2 + 1 = 7 of it; an image of twos has u = 8, 30 and 91."""
+    block = LightNL(1, ratio=1.0, stride=1).eval()
+    block.depthwise.weight.zero_()[0, 0, 1, 1] = 1
+    block.bn.running_mean.fill_(0.5)
+    block.bn.running_var.fill_(0.25**2 - block.bn.eps)
+    block.bn.weight.fill_(3)
+    block.bn.bias.fill_(1)
+    watch = Watch(block)
+    block(torch.tensor([1.0, 2.0]).view(2, 1, 1, 1).expand(2, 1, 4, 4))
+    assert watch.normalised[0].tolist() == pytest.approx([2, 30], rel=1e-4)
+    assert watch.branch[0].tolist() == pytest.approx([7, 91 / 2], rel=1e-4)
 
 
 def test_the_document_is_what_the_rows_say():

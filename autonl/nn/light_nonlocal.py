@@ -99,8 +99,8 @@ class LightNL(nn.Module):
     further LightNL a cube larger, up to infinity, and the rare ones among the training images set the BN's scale, which
     leaves the branch next to nothing for all others.
 
-    On a GPU `fused = True` lets `nn.kernels` do all of this in a few launches. It is off until the kernels are proven
-    in whole networks: see docs/speed.md.
+    On a GPU `fused = True` lets `nn.kernels` do all of this in a few launches. It is off because they are compiled at
+    their first use, which a short training does not earn back: see docs/speed.md.
     """
 
     fused = False

@@ -173,21 +173,26 @@ def stop_if_asked(result: Any) -> None:
 
 
 def network_of(job: Job, setup: Setup) -> Ref:
-    if job.network in ("found", "found bare"):
-        spec = spec_from_dict(json.loads(setup.architectures.read_text())[job.needs])
-        bare = tuple(dataclasses.replace(block, lightnl=None) for block in spec.blocks)
-        return dataclasses.replace(spec, blocks=bare) if job.network == "found bare" else spec
-    if job.network == "random":
-        return random_network(space_of(job), budget_of(job), random.Random(job.seed))
     name, _, operator = job.network.partition("+")
-    if not operator:
+    if name == "random":
+        return random_network(space_of(job), budget_of(job), random.Random(job.seed))
+    if name == "found":
+        spec = spec_from_dict(json.loads(setup.architectures.read_text())[job.needs])
+    elif operator:
+        spec = resolve(name)
+        assert isinstance(spec, ArchSpec)
+    else:
         return name
-    spec = resolve(name)
-    assert isinstance(spec, ArchSpec)
+    if operator == "none":
+        return with_blocks(spec, job, lightnl=None)
     if operator == "se":
-        blocks = tuple(dataclasses.replace(block, se=0.25) for block in spec.blocks)
-        return dataclasses.replace(spec, name=job.network, blocks=blocks)
-    return spec.with_operator(operator)
+        return with_blocks(spec, job, se=0.25)
+    return spec.with_operator(operator) if operator else spec
+
+
+def with_blocks(spec: ArchSpec, job: Job, **changes: Any) -> ArchSpec:
+    blocks = tuple(dataclasses.replace(block, **changes) for block in spec.blocks)
+    return dataclasses.replace(spec, name=job.network, blocks=blocks)
 
 
 def budget_of(job: Job) -> int:

@@ -52,7 +52,7 @@ def forward_tile(chs: int, compact_chs: int, positions: int, dtype: torch.dtype,
     if positions <= 64:
         small = Tile(power_of_two(positions, 16, 64), power_of_two(chs, 16, 64), warps=4, stages=1)
         if training:
-            return replace(small, step=16, registers=80 if chs <= 256 else 0)
+            return replace(small, step=16, registers=80 if chs <= 256 and compact_chs <= 64 else 0)
         return replace(small, step=min(32, small.positions), spatial=True)
     if positions <= 256:
         return Tile(positions=64, channels=power_of_two(chs, 16, 32), warps=4, stages=2)
@@ -75,7 +75,7 @@ def depthwise_backward_tile(chs: int, compact_chs: int, positions: int, dtype: t
     if positions <= 64:
         small = Tile(power_of_two(positions, 16, 64), power_of_two(chs, 16, 64), warps=4, stages=1)
         if chs <= 256:
-            return replace(small, step=min(32, small.positions), registers=128)
+            return replace(small, step=min(32, small.positions), registers=128 if compact_chs <= 64 else 0)
         return replace(small, channels=32, step=16)
     if positions > 1024 and gathered_fits(chs, compact_chs, positions):
         tile = replace(gathered_tile(chs, positions), channels=power_of_two(chs, 16, 32))
