@@ -88,6 +88,7 @@ CLAIMS = (
     Claim("search", "The networks need the LightNL they were found with", TRIALS, f"{TRIALS}, then LightNL taken out"),
     Claim("search", "LightNL by energy serves them better", f"{TRIALS}, then LightNL by energy", TRIALS),
     Claim("search", "It serves AutoNL-S better", "AutoNL-S by energy", "AutoNL-S"),
+    Claim("search", "It serves AutoNL-L better", "AutoNL-L by energy", "AutoNL-L"),
     Claim("budget", "At 60 % of the MACs the search beats random networks too", "found", "random"),
     Claim("segmentation", "A backbone with LightNL is at least 1.0 mIoU better", "+ LightNL", "MobileNetV2", 1.0),
 )

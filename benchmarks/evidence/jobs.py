@@ -114,7 +114,11 @@ def search() -> list[Job]:
         for name, operator in (("LightNL taken out", "none"), ("LightNL by energy", "lightnl_energy"))
         for seed in range(3)
     ]
-    why += seeds(2, trained(suite, "AutoNL-S by energy", "autonl_s+lightnl_energy"))
+    why += seeds(
+        2,
+        trained(suite, "AutoNL-S by energy", "autonl_s+lightnl_energy"),
+        trained(suite, "AutoNL-L by energy", "autonl_l+lightnl_energy"),
+    )
     return [
         *found(suite, "found", settings=GATES_ALONE),
         *random,
