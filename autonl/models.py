@@ -16,7 +16,7 @@ from timm.models._efficientnet_builder import resolve_bn_args
 from torch import nn
 
 from autonl.arch.codec import read_arch
-from autonl.arch.spec import ArchSpec, map_sizes
+from autonl.arch.spec import OPERATORS, ArchSpec, map_sizes
 from autonl.arch.zoo import ZOO, zoo_arch
 from autonl.errors import AutoNLError, refuse_name, shown
 from autonl.nn.network import Network, NetworkFeatures
@@ -53,6 +53,18 @@ def resolve(ref: Ref) -> ArchSpec | str:
     if os.sep in text:
         raise AutoNLError(f"{text}: no such run folder; `autonl models` names the networks that need none")
     refuse_name("network (zoo name, arch.yaml, run folder or timm:NAME)", text, ZOO)
+
+
+def with_operator(ref: Ref, operator: str) -> ArchSpec:
+    """The architecture a REF names with `operator` at its non-local places, behind every projection if it has none."""
+    if operator not in OPERATORS:
+        refuse_name("operator", operator, OPERATORS)
+    spec = resolve(ref)
+    if isinstance(spec, str):
+        raise AutoNLError(
+            f"{ref}: takes no non-local operator; allowed: a zoo name, an arch.yaml, or a run folder of one"
+        )
+    return spec.with_operator(operator)
 
 
 def run_folder(ref: Ref) -> Path | None:

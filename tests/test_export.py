@@ -258,8 +258,12 @@ def test_verdicts():
     assert nowhere.problem(quantized=False)
     assert Verdict(3, 1e-5, 1.0).problem(quantized=False) is None
     lost = [(torch.tensor([[2.0, 1.0], [0.0, torch.nan]]), torch.tensor([0, 0]))]
-    with pytest.raises(AutoNLError, match="own logits are not finite on 1 of 2 images"):
+    with pytest.raises(AutoNLError, match="own logits are not finite on 1 of 2 images; train it anew"):
         judge(model, off, lost, 2, False)
+    maps = [(torch.full((1, 2, 4, 4), torch.inf), torch.tensor([0]))]
+    cubed = nn.Sequential(LightNL(2), nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
+    with pytest.raises(AutoNLError, match=r"on 1 of 1 images: LightNL grows .* autonl train --nl lightnl_energy$"):
+        judge(cubed, lambda images: images[:, :, 0, 0], maps, 1, False)
 
 
 def test_images_to_judge_by():

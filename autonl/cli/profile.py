@@ -9,6 +9,7 @@ from rich.table import Table
 
 from autonl.arch.codec import resolution_from
 from autonl.arch.spec import OPERATORS
+from autonl.cli.train import NL_HELP
 from autonl.errors import AutoNLError, refuse_name
 from autonl.profile import Profile
 from autonl.profile import profile as profile_network
@@ -19,12 +20,7 @@ def profile(
         metavar="REF...", help="Zoo name, arch.yaml, run folder, or timm:NAME; with --latency several."
     ),
     res: str | None = typer.Option(None, help="Image size: 224, or HEIGHTxWIDTH. Default: the network's own."),
-    nl: str | None = typer.Option(
-        None,
-        metavar="OPERATOR",
-        help="A non-local operator at the network's non-local places, behind every projection where it has none: "
-        + ", ".join(OPERATORS),
-    ),
+    nl: str | None = typer.Option(None, metavar="OPERATOR", help=NL_HELP),
     latency: bool = typer.Option(False, "--latency", help="Time the networks on this machine instead."),
     runtime: str = typer.Option("torch", help="For --latency: torch, onnxruntime, openvino or executorch."),
     threads: int = typer.Option(1, min=1, help="For --latency."),

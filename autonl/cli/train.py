@@ -13,11 +13,16 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from autonl.arch.spec import OPERATORS
 from autonl.cli.progress import TrainingBar
 
 if TYPE_CHECKING:
     from autonl.train.loop import Result
 
+NL_HELP = (
+    "A non-local operator at the network's non-local places, behind every projection where it has none: "
+    + ", ".join(OPERATORS)
+)
 RECIPE_HELP = (
     "few (for a few hundred images), demo, tiny_imagenet, imagenet_mnas, or a .yaml file. "
     "Default: SGD, cosine, 30 epochs, batches of 256."
@@ -39,6 +44,7 @@ def train(
     seed: int | None = typer.Option(None, help="Seed of weights, data order and augmentation."),
     weights: str | None = typer.Option(None, metavar="FILE", help="Start from a safetensors or state_dict file."),
     inherit: bool = typer.Option(False, "--inherit", help="Start from the weights of the run folder REF."),
+    nl: str | None = typer.Option(None, metavar="OPERATOR", help=NL_HELP),
     devices: int | None = typer.Option(None, min=1, help="GPUs, or processes on a CPU, a host."),
     num_nodes: int | None = typer.Option(None, min=1, help="Hosts."),
     json: bool = typer.Option(False, "--json", help="One JSON object on standard output."),
@@ -47,14 +53,19 @@ def train(
 
     Example: autonl train digits --recipe demo
     """
+    from autonl.models import with_operator
     from autonl.train.config import Config, load_config, replace
     from autonl.train.run import Where, train_classifier
+    from autonl.weights import run_weights
 
     config: Config = load_config(recipe, set_)
     config = replace(config, data={"path": data} if data else {}, seed=config.seed if seed is None else seed)
-    folder = Path(out or f"runs/{Path(ref.replace(':', '-')).stem}-{Path(recipe or 'train').stem}")
+    name = Path(ref.replace(":", "-")).stem + (f"-{nl}" if nl else "")
+    folder = Path(out or f"runs/{name}-{Path(recipe or 'train').stem}")
+    if nl and inherit:
+        weights = weights or str(run_weights(ref))
     result = train_classifier(
-        ref,
+        with_operator(ref, nl) if nl else ref,
         config,
         folder,
         resume=resume,
@@ -88,7 +99,7 @@ def not_finite_warning(images: float) -> str:
     """What an accuracy alone would hide."""
     return (
         f"warning: the outputs for {images:.0f} of the images are infinite or NaN, and count as wrong (LightNL grows "
-        "with the cube of its input, lightnl_energy does not)"
+        "with the cube of its input, not so with autonl train --nl lightnl_energy)"
     )
 
 

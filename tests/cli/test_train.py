@@ -79,6 +79,29 @@ def test_a_training_from_the_command_line(autonl, images, arch, tmp_path):
     assert all((first[name] - second[name]).abs().max() < 1e-6 for name in first if name.endswith("weight"))
 
 
+def test_a_training_with_another_operator(autonl, images, arch, tmp_path):
+    run = tmp_path / "run"
+    short = [*SETTINGS, "--set", "schedule.epochs=1"]
+    code, _, err = autonl("train", arch, "--data", images, *short, "--nl", "lightnl_energy", "--out", run)
+    assert code == 0, err
+    changed = read_arch(run / "arch.yaml")
+    assert (changed.operator, changed.blocks) == ("lightnl_energy", NETWORK.blocks)
+    again = tmp_path / "again"  # from the weights of the first: the same names and shapes
+    code, _, err = autonl("train", run, "--data", images, *short, "--nl", "lightnl", "--inherit", "--out", again)
+    assert code == 0, err
+    assert read_arch(again / "arch.yaml").operator == "lightnl"
+    code, _, err = autonl("train", arch, "--data", images, "--nl", "lightnl_energie", "--out", tmp_path / "no")
+    assert code == 2
+    assert "operator" in err
+    assert "lightnl_energy" in err
+    code, _, err = autonl(
+        "train", "timm:mobilenetv2_035", "--data", images, "--nl", "lightnl", "--out", tmp_path / "no"
+    )
+    assert code == 2
+    assert "takes no non-local operator" in err
+    assert not (tmp_path / "no").exists()
+
+
 def test_a_network_of_timm(autonl, images, tmp_path):
     """A run folder without an architecture of ours is still a REF, with timm's arguments."""
     run = tmp_path / "run"
