@@ -17,6 +17,7 @@ import autonl
 from autonl.arch.codec import write_arch
 from autonl.arch.spec import ArchSpec, BlockSpec, LightNLSpec
 from autonl.data.memory import View
+from autonl.data.sources import to_rgb
 from autonl.errors import AutoNLError
 from autonl.export import judge as judging
 from autonl.export import run as export_run
@@ -178,13 +179,15 @@ def test_an_exported_file_is_the_network(small, tmp_path, name, dynamic):
     assert not [part for part in out.parent.iterdir() if part.name.startswith(".")]
 
 
+@pytest.mark.parametrize("bits", [8, 16])
 @pytest.mark.parametrize("name", [installed("onnx")])
-def test_the_script_sees_what_the_network_sees(tiny, tmp_path, name):
+def test_the_script_sees_what_the_network_sees(tiny, tmp_path, name, bits):
     """In a process that knows nothing of autonl; the picture is prepared as timm does it."""
     arch, weights = tiny
     export(arch, Request(name, tmp_path / "small.onnx", count=1, weights=weights))
     pixels = np.random.default_rng(0).integers(0, 255, (90, 140, 3)).astype(np.uint8)
-    Image.fromarray(pixels).save(tmp_path / "picture.png")
+    picture = Image.fromarray(pixels if bits == 8 else pixels[..., 0].astype(np.uint16) * 256)
+    picture.save(tmp_path / "picture.png")
     command = [sys.executable, tmp_path / "small_onnx.py", tmp_path / "picture.png"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd="/")
     lines = [line.split() for line in done.stdout.splitlines()]
@@ -193,7 +196,7 @@ def test_the_script_sees_what_the_network_sees(tiny, tmp_path, name):
 
     transform = create_transform(**resolve_data_config(model=model))
     with torch.no_grad():
-        logits = model(transform(Image.open(tmp_path / "picture.png"))[None])[0]
+        logits = model(transform(to_rgb(Image.open(tmp_path / "picture.png")))[None])[0]
     values, places = logits.topk(5)
     assert [label for _, label in lines] == [str(place) for place in places.tolist()]
     assert np.allclose([float(value) for value, _ in lines], values, atol=2e-2)

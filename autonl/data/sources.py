@@ -13,6 +13,7 @@ import numpy as np
 from PIL import Image
 from timm.data import create_dataset
 from timm.data.readers import create_reader
+from timm.data.readers.img_extensions import add_img_extensions, get_img_extensions
 
 from autonl.data.config import DataConfig
 from autonl.data.digits import digits
@@ -46,6 +47,9 @@ class Images:
 
     def subset(self, places: np.ndarray) -> Images:
         return replace(self, indices=self.indices[places], labels=self.labels[places])
+
+
+add_img_extensions((".webp", ".bmp", ".gif", ".tif", ".tiff"))  # timm's readers know .png, .jpg and .jpeg
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
@@ -158,7 +162,9 @@ def open_folder(root: str, classes: Sequence[str] = ()) -> tuple[tuple[str, ...]
     try:
         reader = create_reader("", root=root)
     except RuntimeError:  # timm's for no image at all
-        raise AutoNLError(f"{root}: holds no images; a class is a folder of images") from None
+        raise AutoNLError(
+            f"{root}: holds no images; a class is a folder of images, {', '.join(get_img_extensions())}"
+        ) from None
     except (tarfile.TarError, OSError) as error:
         raise AutoNLError(f"{root}: cannot be read: {error}") from None
     if os.path.isdir(root):

@@ -19,7 +19,10 @@ if len(sys.argv) != 2 or not pathlib.Path(sys.argv[1]).is_file():
 here = pathlib.Path(__file__).parent
 FILE, about = str(here / "$file"), json.loads((here / "$about").read_text(encoding="utf-8"))
 try:
-    (height, width), image = about["size"], Image.open(sys.argv[1]).convert("RGB")
+    (height, width), image = about["size"], Image.open(sys.argv[1])
+    if image.mode.startswith("I"):  # 16 bits, which PIL would cut at 255 instead of scaling them
+        image = Image.fromarray((np.asarray(image).clip(0, 65535) // 256).astype(np.uint8))
+    image = image.convert("RGB")
 except OSError:
     sys.exit(f"{sys.argv[1]}: not an image, or in a format that PIL does not read")
 side, short = int(min(height, width) / about["crop_pct"]), min(image.size)

@@ -166,7 +166,8 @@ def load_space(name: str) -> Space:
         return from_dict(Space, read_yaml(resources.files(__package__) / "spaces" / f"{name}.yaml"))
     if not name.endswith((".yaml", ".yml")):
         refuse_name("space (or .yaml file)", name, SPACES)
+    content = read_yaml(Path(name))
     try:
-        return from_dict(Space, read_yaml(Path(name)))
+        return from_dict(Space, content)
     except AutoNLError as error:
         raise AutoNLError(f"{name}: {error}") from None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import types
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -198,6 +198,11 @@ def from_dict(kind: type[Section], content: object, prefix: str = "", known: Ite
         values[name] = (
             from_dict(hint, value, f"{prefix}{name}.", known) if section else convert(value, hint, prefix + name)
         )
+    own: Any = kind
+    required = [f.name for f in fields(own) if f.default is MISSING and f.default_factory is MISSING]
+    for name in required:
+        if name not in values:
+            raise AutoNLError(f"the field {prefix}{name} is missing; required: {', '.join(required)}")
     return kind(**values)
 
 

@@ -55,6 +55,17 @@ def test_a_folder_of_class_folders_is_split_by_class(tmp_path):
     assert source.train.name(0).endswith("a9/0.png") or source.train.name(0).endswith("a9/1.png")
 
 
+def test_what_counts_as_an_image(tmp_path):
+    endings = ["png", "jpg", "JPEG", "webp", "bmp", "gif", "tif", "tiff"]
+    for value, ending in enumerate(endings):
+        (tmp_path / "a").mkdir(exist_ok=True)
+        Image.new("RGB", (8, 8), (value, value, value)).save(tmp_path / "a" / f"{value}.{ending}")
+    (tmp_path / "a" / "readme.txt").write_text("no image")
+    images = open_evaluation(DataConfig(path=str(tmp_path)), classes=("a", "b")).validation
+    assert sorted(images.name(place)[-3:] for place in range(len(images))) == sorted(end[-3:] for end in endings)
+    assert [images.open(place).mode for place in range(len(images))] == ["RGB"] * len(endings)
+
+
 def test_a_root_with_train_and_val(tmp_path):
     write_images(tmp_path / "train", {"a": 3, "b": 3})
     write_images(tmp_path / "val", {"b": 2})

@@ -3,6 +3,7 @@
 import math
 import os
 import random
+import re
 import shutil
 import signal
 from dataclasses import replace
@@ -91,6 +92,20 @@ def test_the_budget_is_hit_from_below(share, seed, tmp_path):
 def test_a_budget_outside_the_space_is_refused_with_the_range(text, message):
     with pytest.raises(AutoNLError, match=message):
         parse_budget(text, load_space("autonl"))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("name: mine\nfirst: k3_s1_e1_c16\n", "the field stages is missing; required: name, first, stages"),
+        ("name: [", "not a YAML file"),
+    ],
+)
+def test_a_space_file_that_lacks_something(tmp_path, content, message):
+    path = tmp_path / "mine.yaml"
+    path.write_text(content)
+    with pytest.raises(AutoNLError, match=f"^{re.escape(str(path))}: {message}"):
+        load_space(str(path))
 
 
 def test_budgets_as_people_write_them():
