@@ -134,7 +134,7 @@ def alternatives(size: int, chs: int, ratio: float, stride: int, what: str) -> l
     found = [replace(chosen, registers=0 if chosen.registers else 96)]
     if chosen.bands > 1:
         found.append(replace(chosen, bands=chosen.bands - 1))
-    gathered = tiles.forward_tile(*sizes, torch.bfloat16, training=False).gathered
+    gathered = tiles.depthwise_backward_tile(*sizes, torch.bfloat16).gathered
     if not chosen.gathered and not (gathered and what == "input"):  # which takes of its tile the registers alone
         found += [replace(chosen, channels=chosen.channels // 2)] if chosen.channels > 16 else []
         step = chosen.step or chosen.positions

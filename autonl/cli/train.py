@@ -97,10 +97,9 @@ def report_stop(folder: Path, result: Result) -> None:
 
 def not_finite_warning(images: float) -> str:
     """What an accuracy alone would hide."""
-    return (
-        f"warning: the outputs for {images:.0f} of the images are infinite or NaN, and count as wrong (LightNL grows "
-        "with the cube of its input, not so with autonl train --nl lightnl_energy)"
-    )
+    from autonl.nn.light_nonlocal import CUBED
+
+    return f"warning: the outputs for {images:.0f} of the images are infinite or NaN, and count as wrong ({CUBED})"
 
 
 def print_result(folder: Path, result: Result) -> None:

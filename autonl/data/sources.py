@@ -21,6 +21,8 @@ from autonl.data.memory import StoredImages
 from autonl.data.order import split_by_class
 from autonl.errors import AutoNLError
 
+add_img_extensions((".webp", ".bmp", ".gif", ".tif", ".tiff"))  # timm's readers know .png, .jpg and .jpeg
+
 EMBEDDED = "digits"
 STREAM_PREFIXES = ("wds/", "hfids/")
 SPLIT_NAMES = {"train": ("train", "training"), "validation": ("val", "validation", "valid")}
@@ -47,9 +49,6 @@ class Images:
 
     def subset(self, places: np.ndarray) -> Images:
         return replace(self, indices=self.indices[places], labels=self.labels[places])
-
-
-add_img_extensions((".webp", ".bmp", ".gif", ".tif", ".tiff"))  # timm's readers know .png, .jpg and .jpeg
 
 
 def to_rgb(image: Image.Image) -> Image.Image:

@@ -9,12 +9,12 @@ import argparse
 import math
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from statistics import correlation, mean, median, stdev
+from collections.abc import Callable
+from statistics import correlation, mean, median
 from typing import Any
 
 from benchmarks import RESULTS, read_rows
+from benchmarks.evidence.groups import Claim, Group, correlated, difference, groups, overlap, read, verdict
 
 DOC = RESULTS.parents[1] / "docs" / "results.md"
 
@@ -40,38 +40,6 @@ WIDTHS_FIGURES = {
     "results_widths": "top-1 against MACs: MobileNetV2 with and without LightNL",
     "results_small": "top-1 against MACs: very small settings",
 }
-
-
-@dataclass(frozen=True)
-class Group:
-    """The runs of one name: one metric, and what is the same for all of them."""
-
-    name: str
-    values: list[float]
-    rows: list[dict[str, str]]
-
-    @property
-    def mean(self) -> float:
-        return mean(self.values)
-
-    @property
-    def error(self) -> float | None:
-        return stdev(self.values) / math.sqrt(len(self.values)) if len(self.values) > 1 else None
-
-    def cell(self) -> str:
-        error = f" ± {self.error:.2f}" if self.error is not None else ""
-        return f"{self.mean:.2f}{error}"
-
-
-@dataclass(frozen=True)
-class Claim:
-    """`better` exceeds `worse` by at least `target` points."""
-
-    suite: str
-    text: str
-    better: str
-    worse: str
-    target: float = 0.0
 
 
 TRIALS = "found with trials at 64 px"
@@ -168,34 +136,6 @@ TITLES = {
 }
 
 
-def read(suite: str) -> list[dict[str, str]]:
-    return read_rows(RESULTS / f"evidence_{suite}.csv")
-
-
-def groups(rows: Iterable[dict[str, str]], metric: str) -> dict[str, Group]:
-    """By name, in the order in which names first appear."""
-    by_name: dict[str, list[dict[str, str]]] = defaultdict(list)
-    for row in rows:
-        if row[metric]:
-            by_name[row["job"]].append(row)
-    return {name: Group(name, [float(r[metric]) for r in found], found) for name, found in by_name.items()}
-
-
-def verdict(claim: Claim, found: dict[str, Group]) -> str:
-    if claim.better not in found or claim.worse not in found:
-        return "not run yet"
-    better, worse = found[claim.better], found[claim.worse]
-    difference = better.mean - worse.mean
-    n = f"n = {len(better.values)} and {len(worse.values)}"
-    if better.error is None or worse.error is None:
-        return f"{difference:+.2f} ({n}): too few runs to say"
-    noise = 2 * math.hypot(better.error, worse.error)
-    figures = f"{difference:+.2f}, two standard errors {noise:.2f} ({n})"
-    if difference + noise < claim.target:
-        return f"**smaller than that here**: {figures}" if difference > noise else f"**does not hold here**: {figures}"
-    return f"**holds**: {figures}" if difference > max(noise, claim.target) else f"**not shown**: {figures}"
-
-
 def table(found: dict[str, Group], metric: str, columns: dict[str, Callable[[Group], str]]) -> list[str]:
     lines = [f"| | {metric} | n | {' | '.join(columns)} |", "|---|---:|---:|" + "---:|" * len(columns)]
     for group in found.values():
@@ -271,22 +211,6 @@ def what_random_networks_like(random: Group) -> dict[str, Any]:
     return known | {"n": len(networks), "fewest": min(counts["lightnl"]), "most": max(counts["lightnl"])}
 
 
-def correlated(x: list[float], y: list[float]) -> str:
-    """The correlation with Fisher's interval of 95 %; "-" of too few."""
-    if len(x) <= 3:
-        return "-"
-    r, width = correlation(x, y), 1.96 / math.sqrt(len(x) - 3)
-    low, high = (math.tanh(math.atanh(r) + side * width) for side in (-1, 1))
-    return f"{r:.2f} ({low:.2f} to {high:.2f})"
-
-
-def difference(better: Group, worse: Group) -> str:
-    apart = f"{better.mean - worse.mean:+.2f}"
-    if better.error is None or worse.error is None:
-        return apart
-    return f"{apart} ± {math.hypot(better.error, worse.error):.2f}"
-
-
 def rivals(found: dict[str, Group]) -> str:
     """LightNL against the operators that it was made lighter from, and what each adds to the network's MACs."""
     none, lightnl = found["none"], found["lightnl"]
@@ -313,16 +237,6 @@ def gains(found: dict[str, Group]) -> list[str]:
         against = "MobileNetV2" if below == "" else "MobileNetV2-LightNL"
         lines += [f"- What {what} brings against {against}, in points: {', '.join(told)}."] if told else []
     return lines
-
-
-def overlap(one: Group, other: Group) -> str:
-    low, high = max(min(one.values), min(other.values)), min(max(one.values), max(other.values))
-    spans = ", ".join(f"{group.name} {min(group.values):.2f} to {max(group.values):.2f}" for group in (one, other))
-    if one.error is None or other.error is None:
-        return f"{spans}: too few runs to say"
-    apart, noise = one.mean - other.mean, 2 * math.hypot(one.error, other.error)
-    said = "overlap" if low <= high else "**do not overlap**"
-    return f"{spans}: they {said}; {apart:+.2f}, two standard errors {noise:.2f}"
 
 
 def document() -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 import matplotlib
 from matplotlib.figure import Figure
 
-from benchmarks.evidence.document import Group, groups, read
+from benchmarks.evidence.groups import Group, groups, read
 from benchmarks.evidence.jobs import SMALL
 
 matplotlib.rcParams["svg.hashsalt"] = "autonl"  # the same file every time

@@ -151,7 +151,9 @@ def table2() -> list[Job]:
     return seeds(3, *(trained("table2", name, f"mobilenetv2_100+{name}") for name in operators))
 
 
-SMALL = ("96 px x 035", "128 px x 050", "192 px x 050", "128 px x 100")  # very small settings: resolution, width
+# very small settings: resolution and width
+SMALL = {f"{px} px x {width}": (px, width) for px, width in ((96, "035"), (128, "050"), (192, "050"), (128, "100"))}
+SEARCHED = ("96 px x 035", "192 px x 050")
 
 
 def widths() -> list[Job]:
@@ -162,22 +164,22 @@ def widths() -> list[Job]:
             trained(suite, width, f"mobilenetv2_{width}"),
             trained(suite, f"{width} + LightNL", f"mobilenetv2_lightnl_{width}"),
         ]
-    for name in SMALL:
-        resolution, width = int(name.split()[0]), name.split()[-1]
+    for name, (resolution, width) in SMALL.items():
         jobs += [
             trained(suite, name, f"mobilenetv2_{width}", resolution=resolution),
             trained(suite, f"{name} + LightNL", f"mobilenetv2_lightnl_{width}", resolution=resolution),
         ]
     searched = [
         job
-        for name, resolution, width in ((SMALL[0], 96, 0.35), (SMALL[2], 192, 0.5))
+        for name in SEARCHED
+        for resolution, width in [SMALL[name]]
         for job in found(
             suite,
             f"{name} found",
             1,
             resolution=resolution,
-            width=width,
-            budget=f"mobilenetv2_lightnl_{name.split()[-1]}",
+            width=int(width) / 100,
+            budget=f"mobilenetv2_lightnl_{width}",
         )
     ]
     return [*seeds(1, *jobs), *searched]
