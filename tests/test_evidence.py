@@ -17,7 +17,7 @@ from autonl.nn.light_nonlocal import LightNL
 from benchmarks import RESULTS, read_rows
 from benchmarks.branches import Watch
 from benchmarks.evidence.__main__ import append, keys, queue, row_file
-from benchmarks.evidence.document import DOC, document, gains, rivals, what_random_networks_like
+from benchmarks.evidence.document import DOC, document, gains, rivals, what_random_networks_like, worse
 from benchmarks.evidence.groups import Claim, Group, groups, overlap, read, verdict
 from benchmarks.evidence.jobs import SUITES, Job
 from benchmarks.evidence.run import COLUMNS, Setup, budget_of, course, network_of
@@ -115,7 +115,10 @@ def test_what_is_said_of_the_operators():
         "none": group_of("none", 50, macs="10"),
         "lightnl": group_of("lightnl", 58, 59, macs="12"),
     }
-    assert rivals(found).endswith(": wang -2.00 ± 0.71 (3.5 times).")
+    assert rivals(found).endswith(" they add): **does not hold here**: wang -2.00 ± 0.71 (3.5 times).")
+    assert worse(group_of("a", 58, 59), group_of("b", 58, 60)) == "no difference shown"
+    assert worse(group_of("a", 60, 61), group_of("b", 58, 59)) == "**holds**, better"
+    assert worse(group_of("a", 60, 61), group_of("b", 58)) == "too few runs to say"
 
 
 def test_what_is_said_of_small_settings():
@@ -124,8 +127,14 @@ def test_what_is_said_of_small_settings():
         for name, top1 in {"a": 50, "a + LightNL": 51.5, "a found": 53, "b": 60, "b + LightNL": 59}.items()
     }
     lightnl, search = gains(found)
-    assert lightnl == "- What LightNL brings against MobileNetV2, in points: a +1.50, b -1.00."
-    assert search == "- What the search brings against MobileNetV2-LightNL, in points: a +1.50."
+    assert lightnl == (
+        "- LightNL improves MobileNetV2 in every setting: **does not hold here**: in 1 of 2 (one run each), in points:"
+        " a +1.50, b -1.00."
+    )
+    assert search == (
+        "- The search improves MobileNetV2-LightNL in every setting: **holds**: in 1 of 1 (one run each), in points:"
+        " a +1.50."
+    )
     assert gains({"a": found["a"]}) == []
 
 
@@ -188,6 +197,19 @@ def test_the_readme_says_what_the_rows_say(line, suite, job):
     group = groups(read(suite), "top1")[job]
     told = f"| {line} | {group.mean:.1f} ± {group.error:.1f} | {len(group.values)} |"
     assert told in (DOC.parents[1] / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("told", "plain"),
+    [
+        *(("0.35 at 96 px", "96 px x 035"), ("0.5 at 96 px", "050"), ("0.5 at 128 px", "128 px x 050")),
+        *(("0.5 at 192 px", "192 px x 050"), ("1.0 at 128 px", "128 px x 100"), ("1.4 at 96 px", "140")),
+    ],
+)
+def test_the_readme_has_the_widths(told, plain):
+    found = groups(read("widths"), "top1")
+    row = f"| {told} | {found[plain].mean:.1f} | {found[f'{plain} + LightNL'].mean:.1f} |"
+    assert row in (DOC.parents[1] / "README.md").read_text()
 
 
 def test_the_queue_runs_what_is_missing_in_the_order_of_needs(tmp_path, monkeypatch):

@@ -26,6 +26,7 @@ FIGURES: dict[str, tuple[str, dict[str, Points]]] = {
             "MobileNetV2-LightNL": (("gain", "+ LightNL"), ("budget", "MobileNetV2-LightNL")),
             "MobileNetV2": (("gain", "MobileNetV2"),),
             "AutoNL-S, AutoNL-L": (("search", "AutoNL-S"), ("search", "AutoNL-L")),
+            "the same by energy": (("search", "AutoNL-S by energy"), ("search", "AutoNL-L by energy")),
             "MobileNetV3": (("search", "mobilenetv3_large_100"),),
             "EfficientNet-B0": (("search", "efficientnet_b0"),),
             "MixNet-S": (("search", "mixnet_s"),),
@@ -72,7 +73,7 @@ def draw(name: str) -> Path | None:
         points = sorted((rows[suite][job] for suite, job in known), key=macs)
         x, y = [macs(group) for group in points], [group.mean for group in points]
         bars = [group.error or 0 for group in points]
-        axes.errorbar(x, y, bars, marker="osD^vPX*<>"[number], capsize=3, label=kind, color=f"C{number}", linewidth=1)
+        axes.errorbar(x, y, bars, marker="osD^vPXh*<>"[number], capsize=3, label=kind, color=f"C{number}", linewidth=1)
     if drawn <= {"gain"}:
         return None
     axes.xaxis.set_major_formatter("{x:g}")
