@@ -199,6 +199,12 @@ def test_the_readme_says_what_the_rows_say(line, suite, job):
     assert told in (DOC.parents[1] / "README.md").read_text()
 
 
+def test_the_readme_says_what_the_energy_does():
+    found = groups(read("search"), "top1")
+    before, after = (f"{found[name].mean:.1f} ± {found[name].error:.1f}" for name in ("AutoNL-L", "AutoNL-L by energy"))
+    assert f"AutoNL-L goes from {before} to {after} (n = 2 each)" in (DOC.parents[1] / "README.md").read_text()
+
+
 @pytest.mark.parametrize(
     ("told", "plain"),
     [

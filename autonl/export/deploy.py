@@ -114,20 +114,21 @@ class DeployedLightNL(nn.Module):
         x_s = x_s.reshape(images, self.channels, -1)  # (N, C, S)
         x_sc = x_s[:, : self.compact_chs]  # (N, Cr, S)
         x_c = x_sc if self.sampler is None else x[:, : self.compact_chs].reshape(images, -1, height * width)
-        x_c = self.shared_out(x_c, x_sc)
         if self.order == "channel":
-            y = torch.bmm(torch.bmm(x_s, x_sc.transpose(1, 2)), x_c)  # (N, C, Cr) (N, Cr, HW) -> (N, C, HW)
+            gram = self.shared_out(torch.bmm(x_s, x_sc.transpose(1, 2)), x_sc)  # (N, C, Cr)
+            y = torch.bmm(gram, x_c)  # (N, C, Cr) (N, Cr, HW) -> (N, C, HW)
         else:
-            y = torch.bmm(x_s, torch.bmm(x_sc.transpose(1, 2), x_c))  # (N, C, S) (N, S, HW) -> (N, C, HW)
+            affinity = torch.bmm(x_sc.transpose(1, 2), self.shared_out(x_c, x_sc))  # (N, S, HW)
+            y = torch.bmm(x_s, affinity)  # (N, C, S) (N, S, HW) -> (N, C, HW)
         return y.reshape(images, self.channels, height, width)
 
-    def shared_out(self, x_c: Tensor, x_sc: Tensor) -> Tensor:
-        """x_c over |x_sc|^2 / C_r, where LightNL is divided by its energy."""
+    def shared_out(self, factor: Tensor, x_sc: Tensor) -> Tensor:
+        """The smallest factor of a product over |x_sc|^2 / C_r, where LightNL is divided by its energy."""
         if not self.energy:
-            return x_c
+            return factor
         # LightNL adds its epsilon to the energy of x_s (H W)^(-1/3); x_s is not scaled here
         epsilon = EPSILON * (self.size[0] * self.size[1]) ** (2 / 3)
-        return x_c / ((x_sc * x_sc).sum((1, 2), keepdim=True) / self.compact_chs + epsilon)
+        return factor / ((x_sc * x_sc).sum((1, 2), keepdim=True) / self.compact_chs + epsilon)
 
     def channels_last(self, x: Tensor, x_s: Tensor) -> Tensor:
         """The same with every matrix transposed."""
@@ -137,11 +138,12 @@ class DeployedLightNL(nn.Module):
         x_c = x_sc
         if self.sampler is not None:
             x_c = self.compacted(x.permute(0, 2, 3, 1).reshape(images, -1, self.channels))  # (N, HW, Cr)
-        x_c = self.shared_out(x_c, x_sc)
         if self.order == "channel":
-            y = torch.bmm(x_c, torch.bmm(x_sc.transpose(1, 2), x_s))  # (N, HW, Cr) (N, Cr, C) -> (N, HW, C)
+            gram = self.shared_out(torch.bmm(x_sc.transpose(1, 2), x_s), x_sc)  # (N, Cr, C)
+            y = torch.bmm(x_c, gram)  # (N, HW, Cr) (N, Cr, C) -> (N, HW, C)
         else:
-            y = torch.bmm(torch.bmm(x_c, x_sc.transpose(1, 2)), x_s)  # (N, HW, S) (N, S, C) -> (N, HW, C)
+            affinity = torch.bmm(self.shared_out(x_c, x_sc), x_sc.transpose(1, 2))  # (N, HW, S)
+            y = torch.bmm(affinity, x_s)  # (N, HW, S) (N, S, C) -> (N, HW, C)
         return y.reshape(images, height, width, self.channels).permute(0, 3, 1, 2)
 
     def compacted(self, x: Tensor) -> Tensor:

@@ -32,8 +32,7 @@ def compact_nonlocal(
     # sum over H W positions, which leaves fp16's range at rms 2.3 on a 112 x 112 map.
     if energy:
         x_s = x_s * positions ** (-1 / 3)
-        x_sc = x_s[:, :compact_chs]  # (N, Cr, S)
-        x_c = x[:, :compact_chs].flatten(2) / mean_energy(x_sc)  # (N, Cr, HW)
+        x_sc, x_c = x_s[:, :compact_chs], x[:, :compact_chs].flatten(2)  # (N, Cr, S), (N, Cr, HW)
     else:
         share = positions**-0.5
         shared = x[:, :compact_chs] * share  # (N, Cr, H, W)
@@ -45,8 +44,10 @@ def compact_nonlocal(
     multiply = multiply_transposed if channels_adjacent(x) else torch.bmm
     if order == "channel":
         gram = multiply(x_s, x_sc.mT)  # (N, C, S) (N, S, Cr) -> (N, C, Cr)
+        gram = gram / mean_energy(x_sc) if energy else gram
         y = multiply(gram, x_c)  # (N, C, Cr) (N, Cr, HW) -> (N, C, HW)
     else:
+        x_c = x_c / mean_energy(x_sc) if energy else x_c
         affinity = multiply(x_sc.mT, x_c)  # (N, S, Cr) (N, Cr, HW) -> (N, S, HW)
         y = multiply(x_s, affinity)  # (N, C, S) (N, S, HW) -> (N, C, HW)
     return y.unflatten(2, (height, width))  # (N, C, H, W), in x's memory format

@@ -30,7 +30,7 @@ class Job:
     kind: str = "train"  # train, search, segment
     budget: str = "mobilenetv2_100"  # of a search or a random network: the network that costs as much
     share: float = 1.0  # of the budget
-    space: str = ""  # what is changed in the space autonl: a key of run.SPACES
+    space: str = ""  # what is changed in the space autonl: a key of run.SPACES; as it is, "", with LightNL as published
     weights: str = ""  # of a backbone: a file beside the VOC images
     needs: str = ""  # the key of the job whose architecture (found) or weights (segment) this one takes
     resolution: int = RESOLUTION
@@ -129,7 +129,7 @@ def search() -> list[Job]:
         *zoo,
         *peers,
         *why,
-        *found(suite, f"{trials}, LightNL by energy", 1, space="by energy", settings=TRIALS),
+        *found(suite, f"{trials}, LightNL by energy", space="by energy", settings=TRIALS),
     ]
 
 
@@ -151,9 +151,9 @@ def table2() -> list[Job]:
     return seeds(3, *(trained("table2", name, f"mobilenetv2_100+{name}") for name in operators))
 
 
-# very small settings: resolution and width
+# very small settings: resolution and width. They are searched in the space as users have it, with LightNL by energy.
 SMALL = {f"{px} px x {width}": (px, width) for px, width in ((96, "035"), (128, "050"), (192, "050"), (128, "100"))}
-SEARCHED = ("96 px x 035", "192 px x 050")
+SEARCHED = {"96 px x 035": 64, "192 px x 050": 96}  # and the resolution of the trials
 
 
 def widths() -> list[Job]:
@@ -171,12 +171,14 @@ def widths() -> list[Job]:
         ]
     searched = [
         job
-        for name in SEARCHED
+        for name, trials in SEARCHED.items()
         for resolution, width in [SMALL[name]]
         for job in found(
             suite,
             f"{name} found",
             1,
+            space="by energy",
+            settings=(*TRIALS[:-1], f"search.trial_resolution={trials}"),
             resolution=resolution,
             width=int(width) / 100,
             budget=f"mobilenetv2_lightnl_{width}",
@@ -186,10 +188,11 @@ def widths() -> list[Job]:
 
 
 def budget() -> list[Job]:
-    suite = "budget"
-    random = [Job(suite, "random", seed, "random", share=0.6) for seed in range(5)]
+    """In the space as users have it."""
+    suite, space = "budget", "by energy"
+    random = [Job(suite, "random", seed, "random", share=0.6, space=space) for seed in range(5)]
     rivals = seeds(3, trained(suite, "MobileNetV2-LightNL", "mobilenetv2_lightnl_075"))
-    return [*found(suite, "found", share=0.6), *random, *rivals]
+    return [*found(suite, "found", share=0.6, space=space, settings=TRIALS), *random, *rivals]
 
 
 def segmentation() -> list[Job]:
