@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from autonl.errors import AutoNLError
 from autonl.nn.insertion import has_projection
-from autonl.nn.light_nonlocal import LightNL, mean_energy
+from autonl.nn.light_nonlocal import LightNL, over_energy
 from autonl.nn.nonlocal_zoo import CompactNonLocal
 
 
@@ -31,17 +31,14 @@ def affinity_row(x: Tensor, position: tuple[int, int], compact_chs: int, stride:
     """a(p, q) = x_c(p) . x_sc(q) / (H W) for the position p = (row, column) of a map x (C, H, W) and all sampled q.
 
     These are the weights in LightNL's sum, y(p) = sum_q a(p, q) x_s(q) (Eq. 9); with energy they are divided by
-    |x_sc|^2 / C_r in place of H W. The result is (ceil(H / stride), ceil(W / stride)); nothing larger is made.
+    |x_sc|^2 / (C_r H W) too. The result is (ceil(H / stride), ceil(W / stride)); nothing larger is made.
     """
     positions = x.shape[-2] * x.shape[-1]
     row, column = position
     sampled = x[:compact_chs, ::stride, ::stride]  # (Cr, Hs, Ws)
-    weights = x[:compact_chs, row, column] @ sampled.flatten(1)  # (Cr) (Cr, S) -> (S)
-    if energy:  # of what is shared out over the positions, as in compact_nonlocal: epsilon is added to that
-        shared = sampled.flatten(1)[None] * positions ** (-1 / 3)  # (1, Cr, S)
-        weights = weights * positions ** (-2 / 3) / mean_energy(shared)[0, 0]
-    else:
-        weights = weights / positions
+    weights = x[:compact_chs, row, column] @ sampled.flatten(1) / positions  # (Cr) (Cr, S) -> (S)
+    if energy:
+        weights = over_energy(weights, positions**-0.5 * sampled.flatten(1)[None])[0, 0]  # (S,), (1, Cr, S)
     return weights.unflatten(0, sampled.shape[1:])
 
 

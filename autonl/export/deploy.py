@@ -94,7 +94,7 @@ class DeployedLightNL(nn.Module):
         self.order = block.order or block.order_at(*size)
         self.depthwise = fuse_conv_bn_eval(block.depthwise, block.bn)
         self.energy = block.energy
-        share = 1.0 if self.energy else 1 / (size[0] * size[1])
+        share = 1 / (size[0] * size[1])
         if self.stride == 1:
             self.depthwise.weight.data *= share
             self.register_buffer("sampler", None)
@@ -123,12 +123,12 @@ class DeployedLightNL(nn.Module):
         return y.reshape(images, self.channels, height, width)
 
     def shared_out(self, factor: Tensor, x_sc: Tensor) -> Tensor:
-        """The smallest factor of a product over |x_sc|^2 / C_r, where LightNL is divided by its energy."""
+        """A factor of the product over |x_sc|^2 / (C_r H W), where LightNL is divided by its energy."""
         if not self.energy:
             return factor
-        # LightNL adds its epsilon to the energy of x_s (H W)^(-1/3); x_s is not scaled here
-        epsilon = EPSILON * (self.size[0] * self.size[1]) ** (2 / 3)
-        return factor / ((x_sc * x_sc).sum((1, 2), keepdim=True) / self.compact_chs + epsilon)
+        square = (x_sc * x_sc).sum((1, 2), keepdim=True)  # (N, 1, 1); a sampler has shared it out over H W
+        count = self.compact_chs * (1 if self.stride > 1 else self.size[0] * self.size[1])
+        return factor / (square / count + EPSILON)
 
     def channels_last(self, x: Tensor, x_s: Tensor) -> Tensor:
         """The same with every matrix transposed."""

@@ -12,7 +12,7 @@ from autonl.arch.spec import LightNLSpec, check_resolution
 from autonl.nn import kernels
 from autonl.nn.shapes import output_sizes
 
-EPSILON = 1e-6  # of an energy, for maps of zeros
+EPSILON = 1e-6  # added to an energy, for maps of zeros
 
 
 def compact_nonlocal(
@@ -21,7 +21,7 @@ def compact_nonlocal(
     """y = x_c x_sc^T x_s / (H W) (Eq. 9) for x of (N, C, H, W), in the given order of association.
 
     x_c are the first `compact_chs` channels, x_s the positions [::stride, ::stride], x_sc both.
-    energy: divided by |x_sc|^2 / C_r, image by image, in place of H W.
+    energy: divided by |x_sc|^2 / (C_r H W) too, image by image.
     """
     height, width = x.shape[-2:]
     positions = height * width
@@ -30,26 +30,19 @@ def compact_nonlocal(
         order = cheaper_order(positions, x_s.shape[-1], compact_chs, x.shape[1])
     # The 1 / (H W) is shared out over the factors: no product, forward or backward, is then a bare
     # sum over H W positions, which leaves fp16's range at rms 2.3 on a 112 x 112 map.
-    if energy:
-        x_s = x_s * positions ** (-1 / 3)
-        x_sc, x_c = x_s[:, :compact_chs], x[:, :compact_chs].flatten(2)  # (N, Cr, S), (N, Cr, HW)
-    else:
-        share = positions**-0.5
-        shared = x[:, :compact_chs] * share  # (N, Cr, H, W)
-        x_c = shared.flatten(2)  # (N, Cr, HW)
-        if order == "channel":  # x_s, the largest, is left as it is
-            x_sc = sample(shared, stride)  # (N, Cr, S)
-        else:
-            x_sc, x_s = x_s[:, :compact_chs], x_s * share  # (N, Cr, S), (N, C, S)
+    share = positions**-0.5
+    shared = x[:, :compact_chs] * share  # (N, Cr, H, W)
+    x_c = shared.flatten(2)  # (N, Cr, HW)
     multiply = multiply_transposed if channels_adjacent(x) else torch.bmm
-    if order == "channel":
+    if order == "channel":  # x_s, the largest, is left as it is
+        x_sc = sample(shared, stride)  # (N, Cr, S)
         gram = multiply(x_s, x_sc.mT)  # (N, C, S) (N, S, Cr) -> (N, C, Cr)
-        gram = gram / mean_energy(x_sc) if energy else gram
+        gram = over_energy(gram, x_sc) if energy else gram
         y = multiply(gram, x_c)  # (N, C, Cr) (N, Cr, HW) -> (N, C, HW)
     else:
-        x_c = x_c / mean_energy(x_sc) if energy else x_c
-        affinity = multiply(x_sc.mT, x_c)  # (N, S, Cr) (N, Cr, HW) -> (N, S, HW)
-        y = multiply(x_s, affinity)  # (N, C, S) (N, S, HW) -> (N, C, HW)
+        x_c = over_energy(x_c, sample(shared, stride)) if energy else x_c
+        affinity = multiply(x_s[:, :compact_chs].mT, x_c)  # (N, S, Cr) (N, Cr, HW) -> (N, S, HW)
+        y = multiply(x_s * share, affinity)  # (N, C, S) (N, S, HW) -> (N, C, HW)
     return y.unflatten(2, (height, width))  # (N, C, H, W), in x's memory format
 
 
@@ -72,9 +65,11 @@ def multiply_transposed(a: Tensor, b: Tensor) -> Tensor:
     return torch.bmm(b.mT, a.mT).mT
 
 
-def mean_energy(x_sc: Tensor) -> Tensor:
-    """|x_sc|^2 / C_r of (N, C_r, S): the number of positions where x has variance one. (N, 1, 1)."""
-    return x_sc.float().square().sum((1, 2), keepdim=True).div(x_sc.shape[1]).add(EPSILON).to(x_sc.dtype)
+def over_energy(factor: Tensor, shared_x_sc: Tensor) -> Tensor:
+    """A factor of the product over |x_sc|^2 / (C_r H W), for (H W)^(-1/2) x_sc of (N, C_r, S)."""
+    precise = torch.promote_types(shared_x_sc.dtype, torch.float32)
+    square = shared_x_sc.to(precise).square().sum((1, 2), keepdim=True)  # (N, 1, 1)
+    return (factor / (square / shared_x_sc.shape[1] + EPSILON)).to(factor.dtype)
 
 
 # told where logits are infinite
@@ -99,8 +94,8 @@ class LightNL(nn.Module):
     The cheaper one for the shape at hand is taken. `freeze_association` fixes it for one input size,
     which an exported graph needs: there a choice by shape would become a guard that refuses other sizes.
 
-    energy=True divides by |x_sc|^2 / C_r, image by image, in place of H W: the same cost, and the block grows with x
-    instead of with its cube. As published, an image whose features are a few times larger than usual leaves every
+    energy=True divides y by |x_sc|^2 / (C_r H W) too, image by image: the same MACs, and the block grows with x instead
+    of with its cube. As published, an image whose features are a few times larger than usual leaves every
     further LightNL a cube larger, up to infinity, and the rare ones among the training images set the BN's scale, which
     leaves the branch next to nothing for all others.
 

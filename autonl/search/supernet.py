@@ -127,9 +127,8 @@ def super_lightnl(
         gram = gram + reached * (after - before)  # the positions that a finer grid adds
     if lightnl.energy:  # of the channels and positions that are chosen; the diagonal holds x_sc^2
         diagonal = gram[:, :compact_chs].diagonal(dim1=1, dim2=2).float() * masks.ratio  # (N, Cr)
-        energy = diagonal.sum(1) / masks.ratio.sum() + EPSILON
-        gram = gram / energy.to(gram.dtype).view(-1, 1, 1)
-        x_c = x_c / share
+        energy = diagonal.sum(1) / masks.ratio.sum() * share + EPSILON  # (N,)
+        gram = (gram / energy.view(-1, 1, 1)).to(gram.dtype)
     y = (gram * masks.ratio.to(gram.dtype)) @ x_c  # (N, C, Cr) (N, Cr, HW) -> (N, C, HW)
     if seen is not None:
         counts = [sampled(height, width, stride) for stride in candidates.strides]

@@ -72,8 +72,8 @@ def test_divided_by_its_energy_it_grows_as_x_does(shape):
     positions = x.shape[2] * x.shape[3]
     for scale in (1, 30):
         sampled_x = scale * x[:, :compact_chs, ::stride, ::stride].double()
-        sampled_energy = sampled_x.square().sum((1, 2, 3)) / compact_chs + EPSILON * positions ** (2 / 3)
-        expected = equation_9(scale * x, compact_chs, stride) * positions / sampled_energy.view(-1, 1, 1, 1)
+        sampled_energy = sampled_x.square().sum((1, 2, 3)) / (compact_chs * positions) + EPSILON
+        expected = equation_9(scale * x, compact_chs, stride) / sampled_energy.view(-1, 1, 1, 1)
         for order in ORDERS:
             assert distance(compact_nonlocal(scale * x, compact_chs, stride, order, energy=True), expected) <= 1e-6
 
@@ -99,10 +99,11 @@ def test_block_equals_the_equations(shape):
     assert distance(block(x).detach(), branch + x.double()) <= 1e-6
 
 
+@pytest.mark.parametrize("energy", [False, True])
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize(("channels", "height", "width", "stride"), [(5, 4, 3, 1), (6, 5, 5, 2), (4, 2, 3, 4)])
-def test_gradients(order, channels, height, width, stride):
-    block = trained(LightNL(channels, 0.5, stride)).double()
+def test_gradients(order, channels, height, width, stride, energy):
+    block = trained(LightNL(channels, 0.5, stride, energy=energy)).double()
     block.order = order
     x = torch.randn(2, channels, height, width, dtype=torch.float64, requires_grad=True)
     parameters = dict(block.named_parameters())
@@ -121,6 +122,9 @@ def test_one_by_hand():
     assert torch.allclose(compact_nonlocal(x, 1, 1), torch.tensor([[[[2.5, 5.0]], [[5.5, 11.0]]]]))
     # stride 2 keeps the first position alone: (1, 3), still over H W = 2
     assert torch.allclose(compact_nonlocal(x, 1, 2), torch.tensor([[[[0.5, 1.0]], [[1.5, 3.0]]]]))
+    # |x_sc|^2 / (C_r H W) = 5 / 2, and 1 / 2 with stride 2
+    assert torch.allclose(compact_nonlocal(x, 1, 1, energy=True), torch.tensor([[[[1.0, 2.0]], [[2.2, 4.4]]]]))
+    assert torch.allclose(compact_nonlocal(x, 1, 2, energy=True), torch.tensor([[[[1.0, 2.0]], [[3.0, 6.0]]]]))
 
 
 # the 112 x 112 map of a 224 px image, the maps of a 513 px one; "spatial" where its affinity is of a sane size
@@ -136,12 +140,13 @@ MAPS = [
 ]
 
 
+@pytest.mark.parametrize("energy", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize(("order", "channels", "height", "width", "stride"), MAPS)
-def test_half_precision_stays_in_range(order, channels, height, width, stride, dtype):
+def test_half_precision_stays_in_range(order, channels, height, width, stride, dtype, energy):
     """At rms 4 the bare Gram matrix of a 112 x 112 map is beyond fp16. A constant gradient is the worst case."""
     torch.manual_seed(0)
-    block = trained(LightNL(channels, 0.25, stride)).eval()
+    block = trained(LightNL(channels, 0.25, stride, energy=energy)).eval()
     block.order = order
     x = 4 * torch.randn(1, channels, height, width)
     for half, full in zip(forward_backward(block, x, dtype), forward_backward(block, x, None), strict=True):
