@@ -200,7 +200,7 @@ def prepare(shape: Shape, what: str, batch: int, dtype: torch.dtype) -> tuple[Ca
         return launch.inference(x, weight, (gamma, beta, *running[:2]), block.compact_chs, stride, eps, tile=tile)
 
     def forward(x: Tensor, tile: MaybeTile) -> Any:
-        return launch.training(x, weight, gamma, beta, block.compact_chs, stride, eps, running, 0.1, tile=tile)
+        return launch.training(x, weight, gamma, beta, block.compact_chs, stride, eps, 0.0, running, 0.1, tile=tile)
 
     def backward(saved: tuple[Tensor, launch.Saved], tile: MaybeTile) -> Any:
         which = "tile" if what == "backward" else "input_tile"

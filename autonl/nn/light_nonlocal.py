@@ -126,10 +126,10 @@ class LightNL(nn.Module):
         nn.init.zeros_(self.bn.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.fused and not self.energy:
+        if self.fused:
             depthwise, bn = self.depthwise, self.bn  # a module's members are slow to look up
             if kernels.supported(x, depthwise, bn, self.compact_chs):
-                return kernels.lightnl(x, depthwise, bn, self.compact_chs, self.stride)
+                return kernels.lightnl(x, depthwise, bn, self.compact_chs, self.stride, EPSILON if self.energy else 0.0)
         y = compact_nonlocal(x, self.compact_chs, self.stride, self.order, self.energy)  # (N, C, H, W)
         return self.bn(self.depthwise(y)) + x
 
@@ -161,9 +161,8 @@ def freeze_association(model: nn.Module, resolution: tuple[int, int] | None) -> 
     return model
 
 
-def use_kernels(network: nn.Module) -> str | None:
-    """Let the kernels do every LightNL of a network, where they can. Returns why some never can."""
-    blocks = [block for block in network.modules() if isinstance(block, LightNL)]
-    for block in blocks:
-        block.fused = True
-    return "LightNL by energy has none" if any(block.energy for block in blocks) else None
+def use_kernels(network: nn.Module) -> None:
+    """Let the kernels do every LightNL of a network, where they can."""
+    for block in network.modules():
+        if isinstance(block, LightNL):
+            block.fused = True

@@ -110,8 +110,9 @@ class Loop:
         if config.channels_last:
             module = module.to(memory_format=torch.channels_last)
         if config.kernels:
+            use_kernels(module)
             shared = "they need a BN that is not shared" if fabric.world_size > 1 else None
-            if reason := use_kernels(module) or shared or missing_on(fabric.device):
+            if reason := shared or missing_on(fabric.device):
                 self.progress.say(f"loop.kernels: LightNL takes the plain path here: {reason}")
         tunings = task.tunings(module, self.steps_per_epoch)
         wrapped: Any = torch.compile(module) if config.compile else module

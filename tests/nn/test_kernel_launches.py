@@ -29,10 +29,10 @@ def test_a_launch_without_the_binder_hands_over_the_same_arguments(division: dic
         launches.append((planned, tensors))
 
     if training:
-        _, saved = launch.training(x, weight, gamma, beta, 6, 2, 1e-5, tuple(running), 0.1, run, tile)
-        launch.training_backward(x, saved, 2, 1e-5, run, tile)
+        _, saved = launch.training(x, weight, gamma, beta, 6, 2, 1e-5, 0.0, tuple(running), 0.1, run, tile)
+        launch.training_backward(x, saved, 2, 1e-5, 0.0, run, tile)
     else:
-        launch.inference(x, weight, (gamma, beta, *running[:2]), 6, 2, 1e-5, run, tile)
+        launch.inference(x, weight, (gamma, beta, *running[:2]), 6, 2, 1e-5, 0.0, run, tile)
     makes_g_apart = division.keys() & {"gram_parts", "gathered"}
     assert len(launches) == 1 + bool(makes_g_apart) + 6 * training
     for planned, tensors in launches:
@@ -82,7 +82,7 @@ def forward_pass(x: Tensor) -> tuple:
 
     block = random_block(8, 0.25, 1)
     tile = launch.Tile(16, 16, 4, bands=2, gram_parts=2)
-    plan = launch.inference_plan.__wrapped__(launch.problem_of(x, 2, 1, 1e-5), tile, ())
+    plan = launch.inference_plan.__wrapped__(launch.problem_of(x, 2, 1, 1e-5, 0.0), tile, ())
     return plan, (x, torch.empty_like(x), block.depthwise.weight, *block.bn.parameters(), *list(block.bn.buffers())[:2])
 
 

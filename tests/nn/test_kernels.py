@@ -24,7 +24,7 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from autonl.nn import kernels
-from autonl.nn.light_nonlocal import LightNL
+from autonl.nn.light_nonlocal import EPSILON, LightNL
 from tests.conftest import PROVE
 
 NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU: no device is visible here")
@@ -36,21 +36,23 @@ BOUNDS = {"float32": 1e-5, "bfloat16": 5e-3, "float16": 5e-3}
 # images, channels, height, width, ratio, stride, memory format, dtype, and how a tile of 16 channels divides them:
 # several bands, blocks, parts of G, steps and ragged ends in maps this small
 INTERPRETED = [
-    (2, 24, 9, 9, 0.25, 2, "channels_last", "float32", {"positions": 32, "step": 16, "bands": 2, "gram_parts": 1}),
-    (3, 20, 5, 9, 0.25, 1, "contiguous_format", "float32", {"bands": 2, "gram_parts": 3, "gram_positions": 16}),
+    (2, 24, 9, 9, 0.25, 2, "channels_last", "float32",
+     {"positions": 32, "step": 16, "bands": 2, "gram_parts": 2, "gram_positions": 16}),
+    (2, 20, 5, 9, 0.25, 1, "contiguous_format", "float32", {"bands": 2, "gram_parts": 3, "gram_positions": 16}),
     (1, 17, 4, 5, 0.125, 2, "channels_last", "float32", {}),
     (7, 3, 3, 3, 0.5, 1, "channels_last", "float32", {}),
     (2, 8, 1, 3, 0.25, 3, "contiguous_format", "float32", {"bands": 2, "gram_parts": 1, "spatial": True}),
     (2, 36, 4, 4, 0.5, 1, "channels_last", "float32", {"spatial": True}),
     (2, 17, 3, 5, 0.25, 2, "contiguous_format", "float16", {"spatial": True}),
     (2, 17, 4, 5, 0.125, 2, "channels_last", "float16", {"positions": 32, "step": 16}),
-    (5, 12, 5, 6, 0.25, 2, "channels_last", "float32", {"gathered": True, "bands": 2}),
+    (3, 12, 5, 6, 0.25, 2, "channels_last", "float32", {"gathered": True, "bands": 2}),
     (2, 20, 4, 5, 0.5, 1, "contiguous_format", "float16", {"gathered": True}),
-]
+]  # fmt: skip
+BY_ENERGY = (0, 2, 4, 6, 8, 9)  # of these: every way to make G
 
 
-def random_block(chs: int, ratio: float, stride: int) -> LightNL:
-    block = LightNL(chs, ratio, stride, bn_eps=1e-3, bn_momentum=0.3)
+def random_block(chs: int, ratio: float, stride: int, energy: bool = False) -> LightNL:
+    block = LightNL(chs, ratio, stride, energy=energy, bn_eps=1e-3, bn_momentum=0.3)
     nn.init.normal_(block.bn.weight)
     nn.init.normal_(block.bn.bias)
     nn.init.normal_(block.bn.running_mean)
@@ -66,16 +68,16 @@ def error(value: Tensor, expected: Tensor) -> float:
 
 
 def errors(images: int, chs: int, height: int, width: int, ratio: float, stride: int, layout: str, dtype: torch.dtype,
-           device: str) -> dict[str, float]:  # fmt: skip
+           device: str, energy: bool) -> dict[str, float]:  # fmt: skip
     """Norm-wise errors of outputs, running statistics and all gradients of the kernels against float64."""
     from autonl.nn.kernels import ops
 
-    block = random_block(chs, ratio, stride).to(device)
-    exact = LightNL(chs, ratio, stride, bn_eps=1e-3, bn_momentum=0.3).to(device).double()
+    block = random_block(chs, ratio, stride, energy).to(device)
+    exact = LightNL(chs, ratio, stride, energy=energy, bn_eps=1e-3, bn_momentum=0.3).to(device).double()
     exact.load_state_dict(block.state_dict())
     exact.fused = False
     x = torch.randn(images, chs, height, width, device=device).to(dtype, memory_format=getattr(torch, layout))
-    arguments = (block.depthwise.weight, block.bn, block.compact_chs, stride)
+    arguments = (block.depthwise.weight, block.bn, block.compact_chs, stride, EPSILON if energy else 0.0)
     with torch.no_grad():
         found = {"inference": error(ops.inference(x, *arguments), exact.eval()(x.double()))}
     x.requires_grad_()
@@ -104,10 +106,11 @@ def interpret() -> None:
     torch.set_num_threads(1)
     launch.CHUNKS = 2  # of the BN's sums: several steps each in maps this small
     found = []
-    for *shape, dtype, division in INTERPRETED:
+    for number, (*shape, dtype, division) in enumerate(INTERPRETED):
         tile = launch.Tile(**{"positions": 16, "channels": 16, "warps": 4} | division)
         launch.forward_tile = launch.depthwise_backward_tile = launch.input_backward_tile = lambda *_, tile=tile: tile
-        found.append(errors(*shape, getattr(torch, dtype), "cpu"))
+        forms = (False, True) if number in BY_ENERGY else (False,)
+        found.append([errors(*shape, getattr(torch, dtype), "cpu", energy) for energy in forms])
     print(json.dumps(found))
 
 
@@ -119,8 +122,9 @@ def test_interpreted_kernels_agree_with_float64() -> None:
     environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": root}
     process = subprocess.run([sys.executable, __file__], env=environment, capture_output=True, text=True, timeout=120)
     assert process.returncode == 0, process.stderr
-    for case, found in zip(INTERPRETED, json.loads(process.stdout.splitlines()[-1]), strict=True):
-        assert max(found.values()) < BOUNDS[case[7]], (case, found)
+    for case, forms in zip(INTERPRETED, json.loads(process.stdout.splitlines()[-1]), strict=True):
+        for found in forms:
+            assert max(found.values()) < BOUNDS[case[7]], (case, found)
 
 
 @pytest.mark.parametrize("training", [False, True])
@@ -144,14 +148,17 @@ def operators(training: bool) -> list[str]:
 
 
 @NEEDS_TRITON
+@pytest.mark.parametrize("energy", [False, True])
 @pytest.mark.parametrize("training", [False, True])
-def test_torch_compile_traces_one_operator_without_a_break(training: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_compile_traces_one_operator_without_a_break(
+    training: bool, energy: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """On tensors that claim to be on a GPU: nothing runs."""
     monkeypatch.setattr(kernels, "HAS_TRITON", True)
     monkeypatch.setattr(kernels, "has_bfloat16", lambda device: True)
     graphs = []
     with FakeTensorMode(allow_non_fake_inputs=True), torch.device("cuda"), torch.set_grad_enabled(training):
-        block = LightNL(24, 0.25, 2).train(training)
+        block = LightNL(24, 0.25, 2, energy=energy).train(training)
         block.fused = True
         x = torch.empty(4, 24, 14, 14).to(memory_format=torch.channels_last)
         z = torch.compile(block, fullgraph=True, backend=recording(graphs, lambda graph, inputs: graph))(x)
@@ -176,10 +183,11 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
 @NEEDS_TRITON
 @pytest.mark.usefixtures("hopper")
 @pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")  # an error would make torch distrust every kernel
+@pytest.mark.parametrize("energy", [False, True])
 @pytest.mark.parametrize("layout", ["channels_last", "contiguous_format"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_torch_compile_sees_the_kernels_and_saves_nothing_for_z(
-    layout: str, dtype: str, monkeypatch: pytest.MonkeyPatch
+    layout: str, dtype: str, energy: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A block and a residual, forward and backward, up to the graphs that a compiler gets. Nothing runs."""
     monkeypatch.setattr(kernels, "supported", lambda *_: True)
@@ -193,7 +201,7 @@ def test_torch_compile_sees_the_kernels_and_saves_nothing_for_z(
         return block(x) + x
 
     with FakeTensorMode(allow_non_fake_inputs=True):
-        block = LightNL(24, 0.25, 2).train()
+        block = LightNL(24, 0.25, 2, energy=energy).train()
         block.fused = True
         x = torch.empty(4, 24, 14, 14, dtype=getattr(torch, dtype)).to(memory_format=getattr(torch, layout))
         compiler = aot_autograd(fw_compiler=note, partition_fn=min_cut_rematerialization_partition)
@@ -222,9 +230,10 @@ def test_what_torch_compile_normalises_is_batch_norm() -> None:
 
 @NEEDS_TRITON
 @pytest.mark.skipif(not PROVE, reason="compiles some hundred kernels: make prove")
+@pytest.mark.parametrize("energy", [0.0, EPSILON])
 @pytest.mark.parametrize("dtype", BOUNDS)
 @pytest.mark.usefixtures("hopper")
-def test_every_kernel_compiles_for_a_gpu_that_is_not_here(dtype: str) -> None:
+def test_every_kernel_compiles_for_a_gpu_that_is_not_here(dtype: str, energy: float) -> None:
     """The interpreter does not see what the compiler refuses, a variable that changes its shape in a loop for one."""
     from autonl.nn.kernels import launch, passes
     from benchmarks.settle import alternatives
@@ -246,16 +255,17 @@ def test_every_kernel_compiles_for_a_gpu_that_is_not_here(dtype: str) -> None:
         )
         norm = (gamma, beta, *running[:2])
         for tile in inference:
-            launch.inference(x, weight, norm, block.compact_chs, stride, 1e-5, run, tile)
+            launch.inference(x, weight, norm, block.compact_chs, stride, 1e-5, energy, run, tile)
         for tile in forward:
             _, saved = launch.training(
-                x, weight, gamma, beta, block.compact_chs, stride, 1e-5, tuple(running), 0.1, run, tile
+                x, weight, gamma, beta, block.compact_chs, stride, 1e-5, energy, tuple(running), 0.1, run, tile
             )
         for tile, input_tile in zip_longest(backward, inputs):
-            launch.training_backward(x, saved, stride, 1e-5, run, tile, input_tile)
+            launch.training_backward(x, saved, stride, 1e-5, energy, run, tile, input_tile)
 
 
 @NEEDS_GPU
+@pytest.mark.parametrize("energy", [False, True])
 @pytest.mark.parametrize(("dtype", "bound"), [(getattr(torch, name), bound) for name, bound in BOUNDS.items()])
 @pytest.mark.parametrize(
     "case",
@@ -271,17 +281,20 @@ def test_every_kernel_compiles_for_a_gpu_that_is_not_here(dtype: str) -> None:
         (2, 24, 20, 20, 0.25, 2, "contiguous_format"),
     ],
 )
-def test_compiled_kernels_agree_with_float64(case: tuple, dtype: torch.dtype, bound: float) -> None:
+def test_compiled_kernels_agree_with_float64(case: tuple, dtype: torch.dtype, bound: float, energy: bool) -> None:
     torch.manual_seed(0)
     for _ in range(2):  # the second time without Triton's binder
-        found = errors(*case, dtype, "cuda")
+        found = errors(*case, dtype, "cuda", energy)
         assert max(found.values()) < bound, found
 
 
 @NEEDS_GPU
+@pytest.mark.parametrize("energy", [False, True])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("case", [(2, 24, 57, 56, 0.25, 2, "channels_last"), (4, 40, 28, 28, 0.25, 1, "channels_last")])
-def test_compiled_gathered_kernels_agree_with_float64(case: tuple, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_gathered_kernels_agree_with_float64(
+    case: tuple, dtype: str, energy: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whether the table uses them or not. Triton's interpreter has no products of bfloat16."""
     from autonl.nn.kernels import launch
 
@@ -292,7 +305,7 @@ def test_compiled_gathered_kernels_agree_with_float64(case: tuple, dtype: str, m
     plans = (launch.inference_plan, launch.training_plan, launch.backward_plan)
     for plan in plans:
         plan.cache_clear()
-    found = errors(*case, getattr(torch, dtype), "cuda")
+    found = errors(*case, getattr(torch, dtype), "cuda", energy)
     for plan in plans:
         plan.cache_clear()
     assert max(found.values()) < BOUNDS[dtype], found
@@ -307,11 +320,12 @@ def test_large_values_do_not_overflow_in_float16() -> None:
 
 
 @NEEDS_GPU
+@pytest.mark.parametrize("energy", [False, True])
 @pytest.mark.parametrize("training", [False, True])
-def test_torch_compile_sees_the_kernels(training: bool) -> None:
+def test_torch_compile_sees_the_kernels(training: bool, energy: bool) -> None:
     torch.manual_seed(0)
-    block = random_block(24, 0.25, 2).cuda().train(training)
-    eager = random_block(24, 0.25, 2).cuda().train(training)
+    block = random_block(24, 0.25, 2, energy).cuda().train(training)
+    eager = random_block(24, 0.25, 2, energy).cuda().train(training)
     eager.load_state_dict(block.state_dict())
     x = torch.randn(4, 24, 14, 14, device="cuda").to(memory_format=torch.channels_last)
     results = []

@@ -234,6 +234,7 @@ def trained(block):
     return block
 
 
-def test_use_kernels_says_what_has_none():
-    assert use_kernels(nn.Sequential(LightNL(8), nn.ReLU())) is None
-    assert use_kernels(nn.Sequential(LightNL(8), LightNL(8, energy=True))) == "LightNL by energy has none"
+def test_use_kernels_is_for_every_block():
+    network = nn.Sequential(LightNL(8), nn.Sequential(nn.ReLU(), LightNL(8, energy=True)))
+    use_kernels(network)
+    assert [block.fused for block in network.modules() if isinstance(block, LightNL)] == [True, True]

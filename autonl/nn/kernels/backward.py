@@ -12,6 +12,10 @@ With M = N H W values a channel, v = (u - mean) / sqrt(variance + eps), and ever
            + dy G^T          at the first Cr channels                    through x_c
            + x_s dG^T        at both                                     through x_sc
 
+By energy, with the E of `forward`, G / E stands for G, dG is divided by E too, and x_sc has a part in E:
+
+    dx     - 2 x_sc <dG, G / E> / Cr      at both, <,> the sum of all products
+
 `norm_backward_sums` makes the first line, `depthwise_backward` the next three, `input_backward` the last. It also sums
 dw over the batch, which as a kernel of its own would keep the GPU waiting.
 """
@@ -24,6 +28,7 @@ from autonl.nn.kernels.pieces import (
     depthwise_tile,
     gram_block,
     half_range,
+    mean_diagonal,
     narrow,
     neighbours,
     offsets,
@@ -131,7 +136,7 @@ def depthwise_backward(
     count,  # N H W
     eps,
     rows_below,  # 2: a run-time bound keeps the loop over the kernel's rows rolled
-    CHS: tl.constexpr, COMPACT: tl.constexpr, CHANNELS_LAST: tl.constexpr,
+    CHS: tl.constexpr, COMPACT: tl.constexpr, CHANNELS_LAST: tl.constexpr, ENERGY: tl.constexpr,
     P: tl.constexpr, CB: tl.constexpr, RP: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
     """From dz to dy, dw and dG, for one block of channels of a band of an image."""
@@ -162,7 +167,10 @@ def depthwise_backward(
     largest, _ = store_taps(taps_map, weight, channel, True, CHS, CB)
     tl.debug_barrier()
 
-    image_gram = tl.load(gram + image * (COMPACT * CHS) + matrix, mask=both, other=0.0)
+    gram += image * (COMPACT * CHS)
+    image_gram = tl.load(gram + matrix, mask=both, other=0.0)
+    if ENERGY > 0:
+        image_gram /= mean_diagonal(gram, CHS, COMPACT, RP) + ENERGY
     factors, factor = narrow(image_gram, scratch.dtype.element_ty)  # (RP, CB)
     dg = tl.zeros((RP, CB), dtype=tl.float32)
     for start in range(begin, end, STEP):  # steps smaller than P leave more registers free
@@ -221,7 +229,7 @@ def input_backward(
     dx,  # like x; holds dy, which dx replaces
     d_weight,  # (C, 1, 3, 3)
     height, width, bands,
-    CHS: tl.constexpr, COMPACT: tl.constexpr, STRIDE: tl.constexpr, CHANNELS_LAST: tl.constexpr,
+    CHS: tl.constexpr, COMPACT: tl.constexpr, STRIDE: tl.constexpr, CHANNELS_LAST: tl.constexpr, ENERGY: tl.constexpr,
     P: tl.constexpr, CB: tl.constexpr, RP: tl.constexpr,
 ):  # fmt: skip
     """From dy and dG to dx, for a tile of positions and all channels; on the way, the bands' dw are summed."""
@@ -242,16 +250,25 @@ def input_backward(
     compact_place = offsets(position, compact, positions, CHS, CHANNELS_LAST)
     x_sc = compact_tile(x, position, compact, sampled, positions, CHS, COMPACT, CHANNELS_LAST)  # (P, RP)
     compact_dx = tl.zeros((P, RP), dtype=tl.float32)
+    energy = mean_diagonal(gram, CHS, COMPACT, RP) + ENERGY
+    d_energy = tl.zeros((RP,), dtype=tl.float32)  # - <dG, G / E>, a compact channel each
     for block in range(0, CHS, CB):
         channel = block + tl.arange(0, CB)
         real = channel < CHS
         both = few[:, None] & real[None, :]
         matrix = compact[:, None] * CHS + channel[None, :]
-        factors, factor = narrow(tl.load(gram + matrix, mask=both, other=0.0), x.dtype.element_ty)  # (RP, CB)
+        image_gram = tl.load(gram + matrix, mask=both, other=0.0)  # (RP, CB)
+        if ENERGY > 0:
+            image_gram /= energy
+        factors, factor = narrow(image_gram, x.dtype.element_ty)
         total = tl.zeros((RP, CB), dtype=tl.float32)
         for band in range(0, bands):
             total += tl.load(d_gram + band * (COMPACT * CHS) + matrix, mask=both, other=0.0)
-        slopes, steepness = narrow(total / positions, x.dtype.element_ty)  # (RP, CB)
+        total /= positions
+        if ENERGY > 0:
+            total /= energy
+            d_energy -= tl.sum(total * image_gram, axis=1)
+        slopes, steepness = narrow(total, x.dtype.element_ty)
         place = offsets(position, channel, positions, CHS, CHANNELS_LAST)
         dy = tl.load(dx + place, mask=here & real[None, :], other=0.0)  # (P, CB)
         x_s = tl.load(x + place, mask=sampled[:, None] & real[None, :], other=0.0)  # (P, CB)
@@ -261,6 +278,8 @@ def input_backward(
         compact_dx += tl.dot(x_s, tl.trans(slopes), input_precision="ieee") * steepness
         tl.debug_barrier()  # dy is read: dx takes its place
         tl.store(dx + place, (skip + through_x_s).to(dx.dtype.element_ty), mask=here & real[None, :])
+    if ENERGY > 0:
+        compact_dx += x_sc.to(tl.float32) * (2 * tl.sum(d_energy, axis=0) / COMPACT)
     tl.debug_barrier()
     inside = here & few[None, :]
     compact_dx += tl.load(dx + compact_place, mask=inside, other=0.0).to(tl.float32)

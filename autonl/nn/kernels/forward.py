@@ -6,6 +6,9 @@
     u = DepthwiseConv3x3(y)       (H W, C)
     z = BN(u) + x                                        (Eq. 8)
 
+By energy y = x_c G / E instead, E = |x_sc|^2 / (Cr H W) + ENERGY of the image: the mean of G's diagonal. A constant
+ENERGY of zero leaves this out.
+
 A program of `lightnl_forward` makes one block of channels of one image, or of a band of it. Its y goes to a
 scratch that stays in the cache, because the depthwise kernel reads each value nine times, shifted. For inputs of
 16 bits the scratch is float16, y and the kernel's weights scaled to fit: it has 3 bits more than bfloat16.
@@ -21,6 +24,7 @@ from autonl.nn.kernels.pieces import (
     folded_norm,
     gram_block,
     half_range,
+    mean_diagonal,
     narrow,
     offsets,
     product,
@@ -33,15 +37,16 @@ from autonl.nn.kernels.pieces import (
 @triton.jit
 def gram_matrix(
     x, channel, compact, begin, end, height, width,
-    CHS: tl.constexpr, COMPACT: tl.constexpr, STRIDE: tl.constexpr, CHANNELS_LAST: tl.constexpr,
+    CHS: tl.constexpr, COMPACT: tl.constexpr, STRIDE: tl.constexpr, CHANNELS_LAST: tl.constexpr, ENERGY: tl.constexpr,
     P: tl.constexpr, CB: tl.constexpr, RP: tl.constexpr,
 ):  # fmt: skip
     """G = x_sc^T x_s / (H W) of the image at x, summed over the samples from begin to end, for one block of channels:
-    (RP, CB); rows from COMPACT on are zero."""
+    (RP, CB); rows from COMPACT on are zero. And the samples' |x_sc|^2 / (Cr H W), if there is an ENERGY."""
     LIMIT: tl.constexpr = min(CHS, (COMPACT + 7) // 8 * 8)
     positions = height * width
     sampled_width = (width + STRIDE - 1) // STRIDE
     gram = tl.zeros((RP, CB), dtype=tl.float32)
+    squares = tl.zeros((RP,), dtype=tl.float32)
     for start in range(begin, end, P):
         sample = start + tl.arange(0, P)
         if STRIDE == 1:
@@ -59,7 +64,11 @@ def gram_matrix(
         pointer = x + offsets(position, channel, positions, CHS, CHANNELS_LAST)
         x_s = tl.load(pointer, mask=inside[:, None] & (channel < CHS)[None, :], other=0.0)  # (P, CB)
         gram = tl.dot(x_sc, x_s, gram, input_precision="ieee")  # (RP, P) (P, CB) -> (RP, CB)
-    return tl.where((compact < COMPACT)[:, None], gram / positions, 0.0)
+        if ENERGY > 0:
+            squares += tl.sum(x_sc.to(tl.float32) * x_sc.to(tl.float32), axis=1)
+    few = compact < COMPACT
+    energy = tl.sum(tl.where(few, squares, 0.0), axis=0) / (positions * COMPACT)
+    return tl.where(few[:, None], gram / positions, 0.0), energy
 
 
 @triton.jit
@@ -75,8 +84,8 @@ def gram_kernel(
     image, begin, end, channel, entry = this_program(samples, part, CB)
     compact, matrix, both = gram_block(channel, CHS, COMPACT, RP)
     x += image * height * width * CHS
-    gram = gram_matrix(
-        x, channel, compact, begin, end, height, width, CHS, COMPACT, STRIDE, CHANNELS_LAST, P, CB, RP
+    gram, _ = gram_matrix(
+        x, channel, compact, begin, end, height, width, CHS, COMPACT, STRIDE, CHANNELS_LAST, 0, P, CB, RP
     )  # fmt: skip
     tl.store(gram_parts + entry * (COMPACT * CHS) + matrix, gram, mask=both)
 
@@ -84,24 +93,28 @@ def gram_kernel(
 @triton.jit
 def whole_gram(
     x, gram_parts, image, channel, samples, height, width,
-    CHS: tl.constexpr, COMPACT: tl.constexpr, STRIDE: tl.constexpr, CHANNELS_LAST: tl.constexpr,
+    CHS: tl.constexpr, COMPACT: tl.constexpr, STRIDE: tl.constexpr, CHANNELS_LAST: tl.constexpr, ENERGY: tl.constexpr,
     GRAM_PARTS: tl.constexpr, P: tl.constexpr, CB: tl.constexpr, RP: tl.constexpr,
 ):  # fmt: skip
     """An image's G (RP, CB) in float32: the sum of its parts in (N, GRAM_PARTS, Cr, C); made here where there are none.
+    And |x_sc|^2 / (Cr H W), if there is an ENERGY.
 
     x is the image's own.
     """
     compact, matrix, both = gram_block(channel, CHS, COMPACT, RP)
     if GRAM_PARTS == 0:
         return gram_matrix(
-            x, channel, compact, 0, samples, height, width, CHS, COMPACT, STRIDE, CHANNELS_LAST, P, CB, RP
+            x, channel, compact, 0, samples, height, width, CHS, COMPACT, STRIDE, CHANNELS_LAST, ENERGY, P, CB, RP
         )  # fmt: skip
     else:
         gram = tl.zeros((RP, CB), dtype=tl.float32)
+        energy = 0.0
         for part in tl.static_range(GRAM_PARTS):
-            pointer = gram_parts + (image * GRAM_PARTS + part) * (COMPACT * CHS) + matrix
-            gram += tl.load(pointer, mask=both, other=0.0)
-        return gram
+            pointer = gram_parts + (image * GRAM_PARTS + part) * (COMPACT * CHS)
+            gram += tl.load(pointer + matrix, mask=both, other=0.0)
+            if ENERGY > 0:
+                energy += mean_diagonal(pointer, CHS, COMPACT, RP)
+        return gram, energy
 
 
 @triton.jit
@@ -120,7 +133,7 @@ def lightnl_forward(
     halo,  # positions of y it needs before and after: width + 1, or none where one band is the image
     eps,
     rows_below,  # 2: a run-time bound keeps the loop over the kernel's rows rolled, and registers free
-    CHS: tl.constexpr, COMPACT: tl.constexpr, STRIDE: tl.constexpr, CHANNELS_LAST: tl.constexpr,
+    CHS: tl.constexpr, COMPACT: tl.constexpr, STRIDE: tl.constexpr, CHANNELS_LAST: tl.constexpr, ENERGY: tl.constexpr,
     TRAINING: tl.constexpr, GRAM_PARTS: tl.constexpr,
     P: tl.constexpr, CB: tl.constexpr, RP: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
@@ -135,13 +148,15 @@ def lightnl_forward(
     scratch += (entry * tl.num_programs(0) + tl.program_id(0)) * (band + 2 * halo + 9) * CB
     taps_map = scratch + (band + 2 * halo) * CB
 
-    gram = whole_gram(
+    gram, energy = whole_gram(
         x, gram_parts, image, channel, samples, height, width,
-        CHS, COMPACT, STRIDE, CHANNELS_LAST, GRAM_PARTS, P, CB, RP,
+        CHS, COMPACT, STRIDE, CHANNELS_LAST, ENERGY, GRAM_PARTS, P, CB, RP,
     )  # fmt: skip
     if TRAINING:
         if tl.program_id(1) == 0:
             tl.store(gram_out + image * (COMPACT * CHS) + matrix, gram, mask=both)
+    if ENERGY > 0:
+        gram /= energy + ENERGY
 
     factors, factor = narrow(gram, scratch.dtype.element_ty)
     for start in range(first, end + halo, P):
@@ -192,7 +207,7 @@ def spatial_forward(
     height, width,
     eps,
     rows_below,
-    CHS: tl.constexpr, COMPACT: tl.constexpr, STRIDE: tl.constexpr, CHANNELS_LAST: tl.constexpr,
+    CHS: tl.constexpr, COMPACT: tl.constexpr, STRIDE: tl.constexpr, CHANNELS_LAST: tl.constexpr, ENERGY: tl.constexpr,
     P: tl.constexpr, CB: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
     """Inference in the spatial association, y = (x_c x_sc^T) x_s / (H W): x is read once, and no product has to be
@@ -217,7 +232,11 @@ def spatial_forward(
         x_c = tl.load(source, mask=here[:, None] & few, other=0.0)  # (P, 16)
         x_sc = tl.load(source, mask=sampled[:, None] & few, other=0.0)
         affinity = tl.dot(x_c, tl.trans(x_sc), affinity, input_precision="ieee")  # (P, 16) (16, P) -> (P, P)
-    factors, factor = narrow(affinity / positions, scratch.dtype.element_ty)
+    affinity /= positions
+    if ENERGY > 0:  # the diagonal holds x_sc^2 where a position is sampled, zero elsewhere
+        diagonal = tl.where(position[:, None] == position[None, :], affinity, 0.0)
+        affinity /= tl.sum(tl.sum(diagonal, axis=1), axis=0) / COMPACT + ENERGY
+    factors, factor = narrow(affinity, scratch.dtype.element_ty)
 
     pointer = x + offsets(position, channel, positions, CHS, CHANNELS_LAST)
     # (P, CB): where it is not sampled, the affinity is zero

@@ -95,7 +95,7 @@ def gathered_weights(
     height, width,
     samples,
     eps,
-    CHS: tl.constexpr, COMPACT: tl.constexpr, STRIDE: tl.constexpr, CHANNELS_LAST: tl.constexpr,
+    CHS: tl.constexpr, COMPACT: tl.constexpr, STRIDE: tl.constexpr, CHANNELS_LAST: tl.constexpr, ENERGY: tl.constexpr,
     TRAINING: tl.constexpr, P: tl.constexpr, CB: tl.constexpr, RP: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """G of one image, and W, of which a BN for inference is a part. All channels are one block."""
@@ -108,11 +108,13 @@ def gathered_weights(
         sides *= inverse[None, :]
         centre *= inverse
     compact, matrix, both = gram_block(channel, CHS, COMPACT, WIDE)
-    gram = gram_matrix(
-        x, channel, compact, begin, end, height, width, CHS, COMPACT, STRIDE, CHANNELS_LAST, P, CB, WIDE
+    gram, energy = gram_matrix(
+        x, channel, compact, begin, end, height, width, CHS, COMPACT, STRIDE, CHANNELS_LAST, ENERGY, P, CB, WIDE
     )  # fmt: skip
     if TRAINING:
         tl.store(gram_out + image * (COMPACT * CHS) + matrix, gram, mask=both)
+    if ENERGY > 0:
+        gram /= energy + ENERGY
     few = without_padding(gram, RP, WIDE, CB)
     outer = tl.reshape(sides[:, None, :] * few[None, :, :], (8 * RP, CB))
     inner = few * centre[None, :]  # (RP, CB)

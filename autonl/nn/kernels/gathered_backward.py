@@ -14,6 +14,7 @@ from autonl.nn.kernels.pieces import (
     compact_tile,
     gram_block,
     half_range,
+    mean_diagonal,
     narrow,
     offsets,
     slope_terms,
@@ -60,7 +61,7 @@ def gathered_backward(
     band,  # positions a program makes
     count,  # N H W
     eps,
-    CHS: tl.constexpr, COMPACT: tl.constexpr, CHANNELS_LAST: tl.constexpr,
+    CHS: tl.constexpr, COMPACT: tl.constexpr, CHANNELS_LAST: tl.constexpr, ENERGY: tl.constexpr,
     P: tl.constexpr, CB: tl.constexpr, RP: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """From dz to du, dw and dG, for one block of channels of a band of an image."""
@@ -91,7 +92,10 @@ def gathered_backward(
         itself_sum = exact_product(tl.trans(itself), slope, itself_sum)  # (WIDE, P) (P, CB)
 
     sides, centre = load_taps(weight, channel, CHS)  # (8, CB), (CB,)
-    image_gram = tl.load(gram + image * (COMPACT * CHS) + matrix, mask=both, other=0.0)  # (WIDE, CB)
+    gram += image * (COMPACT * CHS)
+    image_gram = tl.load(gram + matrix, mask=both, other=0.0)  # (WIDE, CB)
+    if ENERGY > 0:
+        image_gram /= mean_diagonal(gram, CHS, COMPACT, WIDE) + ENERGY
     d_taps += entry * (9 * CHS)
     tl.store(d_taps + 4 * CHS + channel, tl.sum(itself_sum * image_gram, axis=0) * steep, mask=real)
     few = without_padding(image_gram, RP, WIDE, CB)
@@ -147,12 +151,13 @@ def gathered_input_backward(
     height, width, parts,
     band,  # positions a program makes
     rows_below,  # 2: a run-time bound keeps the loop over the kernel's rows rolled
-    CHS: tl.constexpr, COMPACT: tl.constexpr, STRIDE: tl.constexpr, CHANNELS_LAST: tl.constexpr,
+    CHS: tl.constexpr, COMPACT: tl.constexpr, STRIDE: tl.constexpr, CHANNELS_LAST: tl.constexpr, ENERGY: tl.constexpr,
     P: tl.constexpr, CB: tl.constexpr,
 ):  # fmt: skip
     """From du and dG to dx, for a band of an image and all channels, which are one block; dw is summed on the way.
 
-    With G and dG padded to (C, C), dx = dz + dy G^T + x_s (dG + dG^T): no product of the compact channels alone.
+    With G and dG padded to (C, C), dx = dz + dy G^T + x_s (dG + dG^T): no product of the compact channels alone. What
+    x_sc has through its energy is a diagonal of dG + dG^T.
     """
     positions = height * width
     image, begin, end, channel, entry = this_program(positions, band, CB)
@@ -167,8 +172,16 @@ def gathered_input_backward(
     total = tl.zeros((CB, CB), dtype=tl.float32)
     for part in range(0, parts):
         total += tl.load(d_gram + (image * parts + part) * (COMPACT * CHS) + matrix, mask=both, other=0.0)
-    slopes, slope_factor = narrow((total + tl.trans(total)) / positions, x.dtype.element_ty)
-    image_gram = tl.load(gram + image * (COMPACT * CHS) + matrix, mask=both, other=0.0)
+    both_slopes = (total + tl.trans(total)) / positions
+    gram += image * (COMPACT * CHS)
+    image_gram = tl.load(gram + matrix, mask=both, other=0.0)
+    if ENERGY > 0:
+        energy = mean_diagonal(gram, CHS, COMPACT, CB) + ENERGY
+        image_gram /= energy
+        d_energy = -tl.sum(tl.sum(total * image_gram, axis=1), axis=0) / positions  # - <dG, G / E> E
+        own = (channel[:, None] == channel[None, :]) & both
+        both_slopes = (both_slopes + tl.where(own, 2 * d_energy / COMPACT, 0.0)) / energy
+    slopes, slope_factor = narrow(both_slopes, x.dtype.element_ty)
     factors, factor = narrow(tl.trans(image_gram), x.dtype.element_ty)
     steep = tl.load(steepness + channel[None, :], mask=real, other=0.0)
     for start in range(begin, end, P):

@@ -50,6 +50,7 @@ class Problem(NamedTuple):
     compact_chs: int
     stride: int
     eps: float
+    energy: float  # what is added to the energy that G is divided by; 0: G is not divided
 
     @property
     def positions(self) -> int:
@@ -68,7 +69,9 @@ class Problem(NamedTuple):
 
     def product_constants(self, tile: Tile) -> dict[str, Any]:
         """For kernels with products of compact channels."""
-        return self.constants(tile) | {"COMPACT": self.compact_chs, "RP": compact_width(self.compact_chs)}
+        width = compact_width(self.compact_chs)
+        known = {"COMPACT": self.compact_chs, "STRIDE": self.stride, "ENERGY": self.energy, "RP": width}
+        return self.constants(tile) | known
 
     def gathered_constants(self, tile: Tile) -> dict[str, Any]:
         """For kernels with products of the compact channels around a position."""
@@ -76,10 +79,10 @@ class Problem(NamedTuple):
         return self.product_constants(tile) | few
 
 
-def problem_of(x: Tensor, compact_chs: int, stride: int, eps: float) -> Problem:
+def problem_of(x: Tensor, compact_chs: int, stride: int, eps: float, energy: float) -> Problem:
     images, chs, height, width = x.shape
     channels_last = not x.is_contiguous()  # a map that is both (one channel, one position) counts as contiguous
-    return Problem(images, chs, height, width, channels_last, x.dtype, compact_chs, stride, eps)
+    return Problem(images, chs, height, width, channels_last, x.dtype, compact_chs, stride, eps, energy)
 
 
 def plan_for(make: Any, run: Run, x: Tensor, others: tuple[Tensor | None, ...], *key: Any) -> Plan:
@@ -121,11 +124,10 @@ def forward_launches(problem: Problem, training: bool, tile: Tile | None) -> For
     if tile.gathered:
         return gathered_launches(problem, training, tile)
     blocks = -(-chs // tile.channels)
-    constants = problem.product_constants(tile) | {"STRIDE": problem.stride, "STEP": tile.step or tile.positions}
+    constants = problem.product_constants(tile) | {"STEP": tile.step or tile.positions}
     scratch_dtype = product_dtype(problem.dtype)
     if tile.spatial and not training:
         scalars: tuple[Any, ...] = (height, width, problem.eps, ROWS_BELOW)
-        del constants["RP"]
         tensors = "x out scratch weight gamma beta mean variance"
         forward = Launch(spatial_forward, tensors, (blocks, 1, images), scalars, constants, tile)
         shape = (images * blocks, positions + 9, tile.channels)
@@ -137,11 +139,8 @@ def forward_launches(problem: Problem, training: bool, tile: Tile | None) -> For
         step = min(tile.gram_positions, 128) if compact_width(problem.compact_chs) > 64 else tile.gram_positions
         gram_tile = replace(tile, positions=step, bands=tile.gram_parts, stages=tile.gram_stages, registers=0)
         parts, part, _ = banded(samples, width, gram_tile)
-        gram_constants = problem.product_constants(gram_tile) | {"STRIDE": problem.stride}
-        scalars = (height, width, samples, part)
-        launches.append(
-            Launch(gram_kernel, "x gram_parts", (blocks, parts, images), scalars, gram_constants, gram_tile)
-        )
+        scalars, known = (height, width, samples, part), problem.product_constants(gram_tile)
+        launches.append(Launch(gram_kernel, "x gram_parts", (blocks, parts, images), scalars, known, gram_tile))
         buffers["gram_parts"] = ((images, parts, problem.compact_chs, chs), torch.float32)
     bands, band, halo = banded(positions, width, tile)
     norm, moments = ("- - - -", "gram moments") if training else ("gamma beta mean variance", "- -")
@@ -168,14 +167,13 @@ def gathered_launches(problem: Problem, training: bool, tile: Tile) -> Forward:
     known = {"TRAINING": training}
     tensors = f"x weight {norm} {'gram' if training else '-'} products factors"
     scalars: tuple[Any, ...] = (height, width, problem.samples, problem.eps)
-    constants = problem.gathered_constants(gram_tile) | known | {"STRIDE": problem.stride}
+    constants = problem.gathered_constants(gram_tile) | known
     weights = Launch(gathered_weights, tensors, (1, 1, images), scalars, constants, gram_tile)
     bands, band, _ = banded(problem.positions, width, tile)
     tensors = f"x out products factors {norm} {'moments' if training else '-'}"
     constants = problem.gathered_constants(tile) | known
-    rows = 9 * constants["RP"]
-    del constants["WIDE"]
     forward = Launch(gathered_forward, tensors, (1, bands, images), (height, width, band, problem.eps), constants, tile)
+    rows = 9 * constants["RP"]
     buffers: Buffers = {"products": ((images, rows, chs), problem.dtype), "factors": ((images,), torch.float32)}
     return Forward([weights, forward], buffers, bands, band)
 
@@ -188,10 +186,11 @@ def inference_plan(problem: Problem, tile: Tile | None, kinds: tuple[Any, ...]) 
 
 def inference(
     x: Tensor, weight: Tensor, norm: tuple[Tensor, Tensor, Tensor, Tensor], compact_chs: int, stride: int, eps: float,
-    run: Run = run_again, tile: Tile | None = None,
+    energy: float = 0.0, run: Run = run_again, tile: Tile | None = None,
 ) -> Tensor:  # fmt: skip
     """z = BN(DepthwiseConv3x3(y)) + x; norm: the BN's gamma and beta, running mean and variance."""
-    plan = plan_for(inference_plan, run, x, (weight, *norm), problem_of(x, compact_chs, stride, eps), tile)
+    problem = problem_of(x, compact_chs, stride, eps, energy)
+    plan = plan_for(inference_plan, run, x, (weight, *norm), problem, tile)
     z = torch.empty_like(x)
     carry_out(plan, run, (x, z, weight, *norm))
     return z
@@ -202,7 +201,7 @@ class Saved(NamedTuple):
 
     x: Tensor
     u: Tensor  # DepthwiseConv3x3(y)
-    gram: Tensor  # (N, Cr, C) float32
+    gram: Tensor  # (N, Cr, C) float32, not divided by an energy
     statistics: Tensor  # (2, C) float32: mean and biased variance of u
     weight: Tensor
     gamma: Tensor
@@ -233,14 +232,14 @@ def training_plan(
 
 def training(
     x: Tensor, weight: Tensor, gamma: Tensor, beta: Tensor, compact_chs: int, stride: int, eps: float,
-    running: tuple[Tensor, Tensor, Tensor] | None = None, momentum: float = 0.0,
+    energy: float = 0.0, running: tuple[Tensor, Tensor, Tensor] | None = None, momentum: float = 0.0,
     run: Run = run_again, tile: Tile | None = None,
 ) -> tuple[Tensor, Saved]:  # fmt: skip
     """z with batch statistics, and what the backward pass needs.
 
     running  the BN's running_mean, running_var and num_batches_tracked, to be moved in place
     """
-    problem = problem_of(x, compact_chs, stride, eps)
+    problem = problem_of(x, compact_chs, stride, eps, energy)
     outside = (weight, gamma, beta, *(running or (None, None, None)))
     traced = run is run_traced  # torch.compile then makes z together with what is added to it next
     plan = plan_for(training_plan, run, x, outside, problem, momentum, running is not None, not traced, tile)
@@ -306,8 +305,7 @@ def backward_plan(problem: Problem, tile: Tile | None, input_tile: Tile | None, 
             tile,
         )
         whole = replace(tile, channels=power_of_two(chs, 16, 1024), registers=input_tile.registers)
-        constants = problem.constants(whole) | {"COMPACT": problem.compact_chs, "STRIDE": problem.stride}
-        scalars = (height, width, bands, band, ROWS_BELOW)
+        constants, scalars = problem.product_constants(whole), (height, width, bands, band, ROWS_BELOW)
         tensors = "dz x gram d_gram du taps steepness d_taps dx d_weight"
         inputs = Launch(gathered_input_backward, tensors, (1, bands, images), scalars, constants, whole)
     else:
@@ -322,20 +320,19 @@ def backward_plan(problem: Problem, tile: Tile | None, input_tile: Tile | None, 
             tile,
         )
         grid = (-(-positions // input_tile.positions), images, 1)
-        constants = problem.product_constants(input_tile) | {"STRIDE": problem.stride}
-        tensors = "dz x gram d_gram d_taps dx d_weight"
-        inputs = Launch(input_backward, tensors, grid, (height, width, bands), constants, input_tile)
+        constants, scalars = problem.product_constants(input_tile), (height, width, bands)
+        inputs = Launch(input_backward, "dz x gram d_gram d_taps dx d_weight", grid, scalars, constants, input_tile)
     outside = "x dz u gram statistics weight gamma dx d_weight d_gamma d_beta"
     return Plan(outside, buffers, [sums, sum_chunks, depthwise, inputs])
 
 
 def training_backward(
-    dz: Tensor, saved: Saved, stride: int, eps: float,
+    dz: Tensor, saved: Saved, stride: int, eps: float, energy: float = 0.0,
     run: Run = run_again, tile: Tile | None = None, input_tile: Tile | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of x, weight, gamma and beta."""
     x, u, gram, statistics, weight, gamma = saved
-    problem = problem_of(x, gram.shape[1], stride, eps)
+    problem = problem_of(x, gram.shape[1], stride, eps, energy)
     dz = dz.contiguous(memory_format=torch.channels_last if problem.channels_last else torch.contiguous_format)
     plan = plan_for(backward_plan, run, x, (dz, weight, gamma), problem, tile, input_tile)
     dx = torch.empty_like(x)

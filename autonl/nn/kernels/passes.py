@@ -33,7 +33,8 @@ Buffers: TypeAlias = dict[str, tuple[tuple[int, ...], torch.dtype]]
 class Launch:
     """A kernel with everything settled but its tensors, which come first among its parameters.
 
-    tensors  what a plan calls them; - for one that this launch does without
+    tensors    what a plan calls them; - for one that this launch does without
+    constants  by name, of which a kernel takes its own
     """
 
     def __init__(
@@ -44,11 +45,10 @@ class Launch:
         self.tensors = tensors.split()
         self.grid = grid
         self.scalars = scalars
-        self.constants = constants
+        self.constants = {name: constants[name] for name in kernel.arg_names if name in constants}
         self.options = {"num_warps": tile.warps, "num_stages": tile.stages}
         self.limits = {"maxnreg": tile.registers} if tile.registers else {}
-        # as the kernel orders them
-        self.values = (*scalars, *(constants[name] for name in kernel.arg_names if name in constants))
+        self.values = (*scalars, *self.constants.values())  # as the kernel orders them
         self.compiled: Any = None
 
 

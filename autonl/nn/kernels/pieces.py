@@ -33,6 +33,13 @@ def gram_block(channel, CHS: tl.constexpr, COMPACT: tl.constexpr, RP: tl.constex
 
 
 @triton.jit
+def mean_diagonal(gram, CHS: tl.constexpr, COMPACT: tl.constexpr, RP: tl.constexpr):
+    """Of an image's G (Cr, C) at this address, over its Cr compact channels: |x_sc|^2 / (Cr H W)."""
+    compact = tl.arange(0, RP)
+    return tl.sum(tl.load(gram + compact * (CHS + 1), mask=compact < COMPACT, other=0.0), axis=0) / COMPACT
+
+
+@triton.jit
 def narrow(matrix, DTYPE: tl.constexpr):
     """A float32 matrix as (matrix / factor in DTYPE, factor): float16 has 5 bits of exponent, so there factor is
     the largest entry; elsewhere it is 1."""
