@@ -430,6 +430,24 @@ def test_mistakes_of_a_real_network(trained, monkeypatch):
         assert set(mistake.maps) == {"predicted", "true"}
 
 
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_an_unreadable_image_moves_no_name(trained, tmp_path, monkeypatch, in_memory):
+    """Every mistake has the name of a file of its class, though the first of all cannot be read."""
+    root, folder = shutil.copytree(trained[0], tmp_path / "images"), shutil.copytree(trained[1], tmp_path / "run")
+    settings = yaml.safe_load((folder / "config.yaml").read_text())
+    settings["data"] |= {"in_memory": in_memory}
+    (folder / "config.yaml").write_text(yaml.safe_dump(settings))
+    monkeypatch.setattr(images, "MISTAKES", 1000)
+    expected = {mistake.name: mistake.picture for mistake in judge(folder, str(root)).mistakes}
+    lost = sorted((root / "class0").iterdir())[0]
+    lost.write_bytes(b"no image")
+    found = judge(folder, str(root))
+    assert found.images == 59
+    assert {mistake.name: mistake.picture for mistake in found.mistakes} == {
+        name: picture for name, picture in expected.items() if name != str(lost)
+    }
+
+
 def test_the_command(autonl, trained, tmp_path):
     root, folder = trained
     out = tmp_path / "report.html"
@@ -447,7 +465,9 @@ def test_the_command(autonl, trained, tmp_path):
     assert json.loads(told)["runs"][0]["notes"] == []
     assert "taken for" not in out.read_text()
     code, told, _ = autonl("report", folder, "--data", root, "--out", out, "--json")
-    assert "of 60 images right" in out.read_text()
+    assert f"of 60 images of <bdi>{root}</bdi> right" in out.read_text()
+    code, _, errors = autonl("report", folder, "--data", root, "--no-images", "--out", out)
+    assert (code, errors) == (2, f"autonl: --data {root}: --no-images looks at none; give one of the two\n")
 
 
 def test_images_that_are_gone_cost_one_line(autonl, trained, tmp_path):

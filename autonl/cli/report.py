@@ -37,6 +37,8 @@ def report(
 
     if Path(out).suffix not in (".html", ".htm"):
         refuse("--out", out, "a file that ends in .html")
+    if data and not images:
+        raise AutoNLError(f"--data {data}: --no-images looks at none; give one of the two")
     if not Path(out).parent.is_dir():
         raise AutoNLError(f"--out {out}: there is no folder {Path(out).parent}")
     console = Console(stderr=True, highlight=False, soft_wrap=True)

@@ -89,7 +89,7 @@ def export(ref: Ref, request: Request) -> Exported:
     form = open_format(request.format)
     refuse_what_does_not_go(form, request)
     model, view, fresh = network_of(ref, request)
-    with tempfile.TemporaryDirectory(prefix=".exporting-", dir=folder_of(request.out)) as folder:
+    with folder_beside(request.out) as folder:
         path = Path(folder) / request.out.name
         judged = write_and_judge(model, view, form, request, path)
         about = {"network": str(ref), "format": form.name} | description(model, ref, view, request) | asdict(judged)
@@ -110,12 +110,16 @@ def refuse_what_does_not_go(form: Format, request: Request) -> None:
         raise AutoNLError("--quantize int8: needs images to find the ranges by; give them with --calibrate DIR")
 
 
-def folder_of(out: Path) -> Path:
+def folder_beside(out: Path) -> tempfile.TemporaryDirectory[str]:
+    """Where a file is written before it gets its name."""
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise AutoNLError(f"{out.parent}: cannot be made: {error.strerror}") from None
-    return out.parent
+    try:
+        return tempfile.TemporaryDirectory(prefix=".exporting-", dir=out.parent)
+    except OSError as error:
+        raise AutoNLError(f"{out.parent}: cannot be written to: {error.strerror}") from None
 
 
 def network_of(ref: Ref, request: Request) -> tuple[Any, View, bool]:

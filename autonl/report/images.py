@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import heapq
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from torch import Tensor
 from autonl.cam import class_activation_map
 from autonl.data.loaders import Loaders, view_of
 from autonl.data.memory import View
-from autonl.data.sources import Images, open_evaluation, open_source
+from autonl.data.sources import Images, ImageSet, open_evaluation, open_source
 from autonl.errors import AutoNLError
 from autonl.train.config import replace
 from autonl.train.folder import run_config
@@ -49,6 +49,7 @@ class Judged:
     mistakes: list[Mistake]  # the surest first
     without_maps: str = ""  # why there are no class activation maps
     size: tuple[int, int] = (1, 1)  # height, width of the images
+    data: str | None = None  # where they come from, if not from the run's own set
 
     @property
     def shape(self) -> float:
@@ -96,16 +97,23 @@ def judge(folder: Path, data: str | None = None, progress: Callable[[str], None]
     if not count:
         raise AutoNLError(f"{config.data.path}: no image could be read")
     surest.sort(key=lambda mistake: mistake[:2], reverse=True)
-    # images kept in memory close the gap that an unreadable one leaves: a place is no file's then
-    named = isinstance(source.validation, Images) and not (config.data.in_memory and loaders.corrupt.names)
-    names = [source.validation.name(m[1]) if named else f"image {m[1]}" for m in surest]  # type: ignore[union-attr]
+    name_at = names_of(source.validation, loaders.corrupt.names if config.data.in_memory else {})
+    names = [name_at(place) for _, place, *_ in surest]
     maps, without_maps = maps_of(model, surest, device)
     mistakes = [
         Mistake(name, true, predicted, 100 * confidence, picture(image, view), found)
         for name, found, (confidence, _, true, predicted, image) in zip(names, maps, surest, strict=True)
     ]
     top1 = 100 * int(confusion.diagonal().sum()) / count
-    return Judged(count, top1, confusion.tolist(), mistakes, without_maps, view.size)
+    return Judged(count, top1, confusion.tolist(), mistakes, without_maps, view.size, data)
+
+
+def names_of(images: ImageSet, left_out: Container[str]) -> Callable[[int], str]:
+    """The name of the image at a place of an evaluation; images in memory close the gap of one that is left out."""
+    if not isinstance(images, Images):
+        return lambda place: f"image {place}"
+    found = [name for name in map(images.name, range(len(images))) if name not in left_out]
+    return found.__getitem__
 
 
 def maps_of(model: Any, surest: list[Wrong], device: torch.device) -> tuple[list[dict[str, str]], str]:

@@ -114,7 +114,11 @@ def test_every_image_is_evaluated_once_on_uneven_ranks(tmp_path):
         (lambda root: root.write_text("x"), "not a folder of class folders"),
         (
             lambda root: (write_images(root, {"a": 2, "b": 2}), (root / "empty").mkdir()),
-            "class folder 'empty' holds no",
+            "class folder 'empty' holds no images$",
+        ),
+        (
+            lambda root: (write_images(root, {"a": 2}), *((root / name).mkdir() for name in "bcd")),
+            "class folder 'b' holds no images, nor do 2 others$",
         ),
         (
             lambda root: (write_images(root, {"a": 2}), Image.new("RGB", (8, 8)).save(root / "loose.png")),
@@ -135,6 +139,14 @@ def test_every_image_is_evaluated_once_on_uneven_ranks(tmp_path):
 def test_a_folder_that_is_refused(tmp_path, make, message):
     make(tmp_path / "set")
     with pytest.raises(AutoNLError, match=message):
+        open_source(DataConfig(path=str(tmp_path / "set")))
+
+
+def test_a_class_folder_that_cannot_be_read_is_not_called_empty(tmp_path, monkeypatch):
+    write_images(tmp_path / "set", {"a": 2})
+    (tmp_path / "set" / "b").mkdir()
+    monkeypatch.setattr("os.access", lambda path, mode: False)  # whoever runs the tests may read everything
+    with pytest.raises(AutoNLError, match="the class folder 'b' cannot be read: permission denied"):
         open_source(DataConfig(path=str(tmp_path / "set")))
 
 

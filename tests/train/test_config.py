@@ -6,13 +6,20 @@ import pytest
 import yaml
 
 from autonl.errors import AutoNLError
+from autonl.segment.config import SegmentConfig
 from autonl.train.config import RECIPES, Config, from_dict, load_config, setting_names, to_dict
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_every_recipe_loads_and_survives_a_round_trip(recipe):
-    config = load_config(recipe)
-    assert from_dict(Config, yaml.safe_load(yaml.safe_dump(to_dict(config)))) == config
+    kind = SegmentConfig if recipe == "voc" else Config
+    config = load_config(recipe, (), kind)
+    assert from_dict(kind, yaml.safe_load(yaml.safe_dump(to_dict(config)))) == config
+
+
+def test_a_recipe_for_segmentation_is_no_other():
+    with pytest.raises(AutoNLError, match="voc: unknown setting 'segment'"):
+        load_config("voc")
 
 
 def test_the_recipes_that_are_shipped():
