@@ -70,28 +70,32 @@ def measure(
     rows = read_rows(path) if resume and path.exists() else []
     if path.exists() and not resume:
         raise AutoNLError(f"{path}: holds a table already; go on with it by --resume, or choose another --out")
-    common = (space.name, space.resolution, runtime, threads)
-    refuse_other(path, rows, *common)
+    refuse_other(path, rows, space, runtime, threads)
+
+    def row(block: str, in_chs: int, height: int, width: int, milliseconds: float) -> Row:
+        known = (space.name, space.resolution, runtime, threads)
+        return Row(*known, block, in_chs, height, width, milliseconds, space.operator)
+
     groups = [place for index, place in enumerate(places(space)) if place.index == index]
     size = space.spec(space.smallest).resolution
     with started({SMALLEST: whole_network(space, space.smallest)}, runtime, threads) as reference:
         if not rows:
-            rows = [Row(*common, SMALLEST, 3, *size, interleaved(reference, threads, rounds)[SMALLEST].low)]
-        paces = [row.milliseconds for row in rows if row.block == SMALLEST]
+            rows = [row(SMALLEST, 3, *size, interleaved(reference, threads, rounds)[SMALLEST].low)]
+        paces = [known.milliseconds for known in rows if known.block == SMALLEST]
         if not paces:
             raise AutoNLError(f"{path}: has no line of the {SMALLEST}, which gives the pace; measure anew")
         watch = Watch(reference[SMALLEST], paces[0], threads, rounds)
         for done, place in enumerate(groups):
             advance(done, len(groups) + 1)
-            if not any((row.in_chs, row.height, row.width, row.block) == first_of(space, place) for row in rows):
+            if first_of(space, place) not in {(known.in_chs, known.height, known.width, known.block) for known in rows}:
                 shape = (place.in_chs, place.height, place.width)
                 for text, milliseconds in time_group(space, place, runtime, watch).items():
-                    rows.append(Row(*common, text, *shape, milliseconds))
+                    rows.append(row(text, *shape, milliseconds))
                 write_rows(path, rows)
         advance(len(groups), len(groups) + 1)
-        if not any(row.block == LARGEST for row in rows):
+        if not any(known.block == LARGEST for known in rows):
             with started({LARGEST: whole_network(space, space.largest)}, runtime, threads) as runs:
-                rows.append(Row(*common, LARGEST, 3, *size, watch.times(runs)[LARGEST]))
+                rows.append(row(LARGEST, 3, *size, watch.times(runs)[LARGEST]))
             write_rows(path, rows)
     advance(len(groups) + 1, len(groups) + 1)
     return rows

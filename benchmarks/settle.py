@@ -197,14 +197,14 @@ def prepare(shape: Shape, what: str, batch: int, dtype: torch.dtype) -> tuple[Ca
     running = (block.bn.running_mean, block.bn.running_var, block.bn.num_batches_tracked)
 
     def inference(x: Tensor, tile: MaybeTile) -> Tensor:
-        return launch.inference(x, weight, (gamma, beta, *running[:2]), block.compact_chs, stride, eps, tile=tile)
+        return launch.inference(x, weight, (gamma, beta, *running[:2]), block.compact_chs, stride, eps, 0.0, tile=tile)
 
     def forward(x: Tensor, tile: MaybeTile) -> Any:
         return launch.training(x, weight, gamma, beta, block.compact_chs, stride, eps, 0.0, running, 0.1, tile=tile)
 
     def backward(saved: tuple[Tensor, launch.Saved], tile: MaybeTile) -> Any:
         which = "tile" if what == "backward" else "input_tile"
-        return launch.training_backward(*saved, stride, eps, **{which: tile})
+        return launch.training_backward(*saved, stride, eps, 0.0, **{which: tile})
 
     if what in ("backward", "input"):
         inputs = [(torch.randn_like(x), forward(x, None)[1]) for x in inputs]

@@ -25,6 +25,7 @@ from autonl.export.deploy import LAYOUTS, DeployedLightNL, deploy
 from autonl.export.formats import FORMATS, open_format
 from autonl.export.judge import Verdict, judge, made_images, parts_of, up_to
 from autonl.export.run import ExportError, Request, export
+from autonl.models import resolve
 from autonl.nn.light_nonlocal import LightNL
 from tests.conftest import prove
 
@@ -302,6 +303,54 @@ def test_images_come_from_all_over_a_set_and_ranges_from_its_training_part(tmp_p
     for training in (False, True):
         labels = [labels for _, labels in export_run.batches("digits", model, view, 20, training=training)]
         assert torch.cat(labels).bincount().tolist() == [2] * 10
+
+
+@pytest.mark.parametrize("name", [installed("onnx"), installed("openvino")])
+def test_int8_leaves_the_energy_alone(name, tmp_path, monkeypatch):
+    """Eight bits of an energy whose calibrated range is that of a few large images would be zero, and be divided by."""
+    monkeypatch.setattr(judging, "INT8_AGREEMENT", 0.0)
+    spec = resolve("digits").with_operator("lightnl_energy")
+    write_arch(spec, tmp_path / "arch.yaml")
+    path = tmp_path / {"onnx": "prepared.onnx", "openvino": "int8.xml"}[name]  # names that were once taken inside
+    request = Request(name, path, quantize=True, calibrate="digits", images="digits", count=4)
+    export(str(tmp_path / "arch.yaml"), request)
+    chains = energies_of_onnx(path) if name == "onnx" else energies_of_openvino(path)
+    assert len(chains) == sum(block.lightnl is not None for block in spec.blocks) > 0
+    assert {kind for chain in chains for kind in chain} <= {"ReduceSum", "Div", "Divide", "Add"}
+
+
+def energies_of_onnx(path):
+    """The operators from each division by something, back to the sum that this comes from."""
+    import onnx
+
+    nodes = onnx.load(str(path)).graph.node
+    made = {name: node for node in nodes for name in node.output}
+    ends = [made[node.input[1]] for node in nodes if node.op_type == "Div" and node.input[1] in made]
+
+    def before(node):
+        return [made[name] for name in node.input if name in made]
+
+    return [back_to_the_sum(end, lambda node: node.op_type, before) for end in ends]
+
+
+def energies_of_openvino(path):
+    import openvino
+
+    def before(node):
+        sources = [source.get_source_output().get_node() for source in node.inputs()]
+        return [source for source in sources if source.get_type_name() != "Constant"]
+
+    model = openvino.Core().read_model(str(path))
+    ends = [before(node)[1:] for node in model.get_ops() if node.get_type_name() == "Divide"]
+    return [back_to_the_sum(end[0], lambda node: node.get_type_name(), before) for end in ends if end]
+
+
+def back_to_the_sum(node, kind, before):
+    chain = [kind(node)]
+    while chain[-1] != "ReduceSum":
+        node = before(node)[0]
+        chain.append(kind(node))
+    return chain
 
 
 @pytest.mark.parametrize("name", [installed("onnx"), installed("openvino")])

@@ -137,7 +137,11 @@ def test_measure_and_resume(tmp_path, monkeypatch):
     [
         (lambda text: "a,b\n1,2\n", "line 2 is not space,resolution"),
         (lambda text: text.replace("k3_s2_e3_c8,", "k3_s2_e9_c8,"), "has no time for the block k3_s2_e3_c8 on 8x16x12"),
-        (lambda text: text.replace("tiny", "huge"), "was measured for the space huge at 32x24"),
+        (lambda text: text.replace("tiny", "huge"), "was measured for the space huge with lightnl_energy at 32x24"),
+        (
+            lambda text: text.replace("lightnl_energy", "lightnl"),
+            "was measured for the space tiny with lightnl at 32x24 .* not tiny with lightnl_energy at 32x24",
+        ),
         (lambda text: "", "is not finished"),
     ],
 )
@@ -149,9 +153,21 @@ def test_a_table_that_does_not_fit(macs_for_milliseconds, tmp_path, change, mess
         TableCost(SPACE, path)
 
 
+def test_a_table_from_before_it_named_the_operator_is_of_lightnl(macs_for_milliseconds, tmp_path):
+    path, published = tmp_path / "table.csv", dataclasses.replace(SPACE, operator="lightnl")
+    measure(published, "torch", path)
+    path.write_text("".join(line.rpartition(",")[0] + "\n" for line in path.read_text().splitlines()))
+    assert "operator" not in path.read_text()
+    assert {row.operator for row in read_rows(path)} == {"lightnl"}
+    TableCost(published, path)
+    with pytest.raises(AutoNLError, match="not tiny with lightnl_energy"):
+        TableCost(SPACE, path)
+
+
 def test_resume_refuses_a_table_of_another_runtime(macs_for_milliseconds, tmp_path):
     measure(SPACE, "torch", tmp_path / "table.csv")
-    with pytest.raises(AutoNLError, match=r"on torch with 1 thread\(s\), not tiny at 32x24 on openvino with 2"):
+    told = r"on torch with 1 thread\(s\), not tiny with lightnl_energy at 32x24 on openvino with 2"
+    with pytest.raises(AutoNLError, match=told):
         measure(SPACE, "openvino", tmp_path / "table.csv", threads=2, resume=True)
     with pytest.raises(AutoNLError, match="cannot be read"):
         TableCost(SPACE, tmp_path / "nothing.csv")

@@ -31,7 +31,7 @@ def evaluate(
     Example: autonl evaluate runs/digits-demo
     """
     from autonl.cli.train import not_finite_warning
-    from autonl.models import run_folder
+    from autonl.models import create_model, run_folder
     from autonl.train.config import replace
     from autonl.train.folder import run_config
     from autonl.train.run import Where, evaluate_classifier
@@ -50,7 +50,8 @@ def evaluate(
     console = Console()
     console.print(table, highlight=False)
     if result["not_finite"]:
-        console.print(not_finite_warning(result["not_finite"]), highlight=False, markup=False, soft_wrap=True)
+        warning = not_finite_warning(result["not_finite"], create_model(ref))
+        console.print(warning, highlight=False, markup=False, soft_wrap=True)
     folder = shlex.quote(ref)
     further = f"autonl report {folder}\n  or: autonl export {folder}" if run_folder(ref) else f"autonl profile {folder}"
     console.print(f"\nnext: {further}", highlight=False, markup=False, soft_wrap=True)

@@ -17,6 +17,8 @@ from autonl.arch.spec import OPERATORS
 from autonl.cli.progress import TrainingBar
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from autonl.train.loop import Result
 
 NL_HELP = (
@@ -95,11 +97,12 @@ def report_stop(folder: Path, result: Result) -> None:
     raise typer.Exit(128 + (result.stopped_by or 0))
 
 
-def not_finite_warning(images: float) -> str:
+def not_finite_warning(images: float, network: nn.Module) -> str:
     """What an accuracy alone would hide."""
-    from autonl.nn.light_nonlocal import CUBED
+    from autonl.nn.light_nonlocal import why_not_finite
 
-    return f"warning: the outputs for {images:.0f} of the images are infinite or NaN, and count as wrong ({CUBED})"
+    why = f" ({reason})" if (reason := why_not_finite(network)) else ""
+    return f"warning: the outputs for {images:.0f} of the images are infinite or NaN, and count as wrong{why}"
 
 
 def print_result(folder: Path, result: Result) -> None:
@@ -119,5 +122,6 @@ def print_result(folder: Path, result: Result) -> None:
     console = Console()
     console.print(table, highlight=False)
     if NOT_FINITE in result.metrics:
-        console.print(not_finite_warning(result.metrics[NOT_FINITE]), highlight=False, markup=False, soft_wrap=True)
+        warning = not_finite_warning(result.metrics[NOT_FINITE], result.module)
+        console.print(warning, highlight=False, markup=False, soft_wrap=True)
     console.print(f"\nnext: autonl evaluate {shlex.quote(str(folder))}", highlight=False, markup=False)

@@ -188,10 +188,11 @@ def refuse_empty_classes(root: str, reader: Any) -> None:
     if nested:
         raise AutoNLError(f"{root}: {nested[0]!r} is a folder inside a class; allowed: class folders of images")
     empty = sorted(folders - filled)
-    if empty and not os.access(os.path.join(root, empty[0]), os.R_OK | os.X_OK):
-        raise AutoNLError(f"{root}: the class folder {empty[0]!r} cannot be read: permission denied")
+    closed = [name for name in empty if not os.access(os.path.join(root, name), os.R_OK | os.X_OK)]
+    if closed:
+        raise AutoNLError(f"{root}: the class folder {closed[0]!r} cannot be read: permission denied")
     if empty:
-        more = f", nor do {len(empty) - 1} others" if len(empty) > 1 else ""
+        more = f", as do {len(empty) - 1} more" if len(empty) > 1 else ""
         raise AutoNLError(f"{root}: the class folder {empty[0]!r} holds no images{more}")
     loose = sorted(filled - folders)
     if loose:

@@ -115,14 +115,14 @@ class DeployedLightNL(nn.Module):
         x_sc = x_s[:, : self.compact_chs]  # (N, Cr, S)
         x_c = x_sc if self.sampler is None else x[:, : self.compact_chs].reshape(images, -1, height * width)
         if self.order == "channel":
-            gram = self.shared_out(torch.bmm(x_s, x_sc.transpose(1, 2)), x_sc)  # (N, C, Cr)
+            gram = self.over_energy(torch.bmm(x_s, x_sc.transpose(1, 2)), x_sc)  # (N, C, Cr)
             y = torch.bmm(gram, x_c)  # (N, C, Cr) (N, Cr, HW) -> (N, C, HW)
         else:
-            affinity = torch.bmm(x_sc.transpose(1, 2), self.shared_out(x_c, x_sc))  # (N, S, HW)
+            affinity = torch.bmm(x_sc.transpose(1, 2), self.over_energy(x_c, x_sc))  # (N, S, HW)
             y = torch.bmm(x_s, affinity)  # (N, C, S) (N, S, HW) -> (N, C, HW)
         return y.reshape(images, self.channels, height, width)
 
-    def shared_out(self, factor: Tensor, x_sc: Tensor) -> Tensor:
+    def over_energy(self, factor: Tensor, x_sc: Tensor) -> Tensor:
         """A factor of the product over |x_sc|^2 / (C_r H W), where LightNL is divided by its energy."""
         if not self.energy:
             return factor
@@ -139,10 +139,10 @@ class DeployedLightNL(nn.Module):
         if self.sampler is not None:
             x_c = self.compacted(x.permute(0, 2, 3, 1).reshape(images, -1, self.channels))  # (N, HW, Cr)
         if self.order == "channel":
-            gram = self.shared_out(torch.bmm(x_sc.transpose(1, 2), x_s), x_sc)  # (N, Cr, C)
+            gram = self.over_energy(torch.bmm(x_sc.transpose(1, 2), x_s), x_sc)  # (N, Cr, C)
             y = torch.bmm(x_c, gram)  # (N, HW, Cr) (N, Cr, C) -> (N, HW, C)
         else:
-            affinity = torch.bmm(self.shared_out(x_c, x_sc), x_sc.transpose(1, 2))  # (N, HW, S)
+            affinity = torch.bmm(self.over_energy(x_c, x_sc), x_sc.transpose(1, 2))  # (N, HW, S)
             y = torch.bmm(affinity, x_s)  # (N, HW, S) (N, S, C) -> (N, HW, C)
         return y.reshape(images, height, width, self.channels).permute(0, 3, 1, 2)
 

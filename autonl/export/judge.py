@@ -15,7 +15,7 @@ from torch import nn
 from autonl.data.memory import Batch
 from autonl.errors import AutoNLError
 from autonl.export.formats import Running
-from autonl.nn.light_nonlocal import CUBED, LightNL
+from autonl.nn.light_nonlocal import why_not_finite
 
 TOLERANCE = 1e-4  # of the largest logit
 INT8_AGREEMENT = 0.9  # share of images on which int8 must name the same class
@@ -55,8 +55,8 @@ def judge(model: nn.Module, running: Running, batches: Iterable[Batch], most: in
     eager, file, label = np.concatenate(ours), np.concatenate(theirs), np.concatenate(labels)  # (N, classes) x 2, (N,)
     lost = int((~np.isfinite(eager)).any(1).sum())
     if lost:
-        cubed = any(isinstance(module, LightNL) and not module.energy for module in model.modules())
-        advice = f": {CUBED}" if cubed else "; train it anew"
+        why = why_not_finite(model)
+        advice = f": {why}" if why else "; train it anew"
         raise AutoNLError(f"the network's own logits are not finite on {lost} of {len(eager)} images{advice}")
     largest = float(np.abs(eager).max())
     difference = float(np.abs(file - eager).max()) / largest if np.isfinite(file).all() else float("inf")

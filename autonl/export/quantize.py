@@ -21,7 +21,8 @@ def quantize(form: str, path: Path, images: Iterable[np.ndarray], folder: Path) 
     """Replace the float file by one whose convolutions and linear layers are int8.
 
     LightNL's products are left as they are: their factors span orders of magnitude, and they are a few percent of the
-    MACs. ONNX Runtime still takes the first of them to int8 by itself where its factors come out of int8.
+    MACs. So is the energy that it is divided by, which eight bits would take for zero. ONNX Runtime still takes the
+    first product to int8 by itself where its factors come out of int8.
     """
     if form not in QUANTIZED:
         refuse("--quantize", form, f"int8 with --format {' or '.join(QUANTIZED)}")
@@ -30,6 +31,7 @@ def quantize(form: str, path: Path, images: Iterable[np.ndarray], folder: Path) 
 
 
 def quantize_onnx(path: Path, images: Iterable[np.ndarray], folder: Path) -> None:
+    import onnx
     from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
@@ -44,14 +46,18 @@ def quantize_onnx(path: Path, images: Iterable[np.ndarray], folder: Path) -> Non
             return None if image is None else {INPUT: image}
 
     logging.getLogger().setLevel(logging.ERROR)
-    prepared = folder / "prepared.onnx"
+    prepared = folder / f"prepared-{path.name}"  # another name than any file may have
     quant_pre_process(str(path), str(prepared), skip_symbolic_shape=True)
+    nodes = onnx.load(str(prepared)).graph.node
+    divisors = {node.input[1] for node in nodes if node.op_type == "Div"}
+    energies = [node.name for node in nodes if node.op_type == "Add" and node.output[0] in divisors]
     quantize_static(
         str(prepared),
         str(path),
         Reader(),
         quant_format=QuantFormat.QDQ,
         op_types_to_quantize=["Conv", "Gemm", "Add", "GlobalAveragePool", "AveragePool"],
+        nodes_to_exclude=energies,
         per_channel=True,
         activation_type=QuantType.QUInt8,
         weight_type=QuantType.QInt8,
@@ -79,9 +85,15 @@ def quantize_openvino(path: Path, images: Iterable[np.ndarray], folder: Path) ->
             or operation.input(0).get_source_output().get_node().get_type_name() == "Transpose"
         )
     ]
-    scope = nncf.IgnoredScope(types=["MatMul"], names=names, validate=False)
+    names += [  # x_sc^2 of its energy
+        operation.get_friendly_name()
+        for operation in model.get_ops()
+        if operation.get_type_name() == "Multiply"
+        and operation.input(0).get_source_output() == operation.input(1).get_source_output()
+    ]
+    scope = nncf.IgnoredScope(types=["MatMul", "ReduceSum", "Divide"], names=names, validate=False)
     converted = nncf.quantize(model, nncf.Dataset(inputs), ignored_scope=scope, subset_size=len(inputs))
-    temporary = folder / "int8.xml"
+    temporary = folder / f"int8-{path.name}"  # another: the constants are still read from the float file
     openvino.save_model(converted, temporary)
     del model
     for suffix in (".xml", ".bin"):

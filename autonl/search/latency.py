@@ -34,6 +34,7 @@ class Row:
     height: int  # of the input
     width: int
     milliseconds: float  # of a block: what it adds
+    operator: str = "lightnl"  # what LightNL stands for; tables had no such column when there was this one alone
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,8 @@ def read_rows(path: Path) -> list[Row]:
         try:
             whole = {name: int(line[name]) for name in ("threads", "in_chs", "height", "width")}
             text = {name: line[name] for name in ("space", "resolution", "runtime", "block")}
-            row = Row(**text, **whole, milliseconds=float(line["milliseconds"]))  # type: ignore[arg-type]
+            milliseconds, operator = float(line["milliseconds"]), line.get("operator") or Row.operator
+            row = Row(**text, **whole, milliseconds=milliseconds, operator=operator)  # type: ignore[arg-type]
         except (KeyError, TypeError, ValueError):
             raise AutoNLError(f"{path}: line {number} is not {','.join(names)}; autonl measure writes it") from None
         if not math.isfinite(row.milliseconds):
@@ -83,12 +85,14 @@ def read_rows(path: Path) -> list[Row]:
     return rows
 
 
-def refuse_other(path: Path, rows: Sequence[Row], space: str, resolution: str, runtime: str, threads: int) -> None:
+def refuse_other(path: Path, rows: Sequence[Row], space: Space, runtime: str, threads: int) -> None:
+    wanted = (space.name, space.operator, space.resolution, runtime, threads)
     for row in rows:
-        if (row.space, row.resolution, row.runtime, row.threads) != (space, resolution, runtime, threads):
+        if (row.space, row.operator, row.resolution, row.runtime, row.threads) != wanted:
             raise AutoNLError(
-                f"{path}: was measured for the space {row.space} at {row.resolution} on {row.runtime} with "
-                f"{row.threads} thread(s), not {space} at {resolution} on {runtime} with {threads}"
+                f"{path}: was measured for the space {row.space} with {row.operator} at {row.resolution} on "
+                f"{row.runtime} with {row.threads} thread(s), not {space.name} with {space.operator} at "
+                f"{space.resolution} on {runtime} with {threads}"
             )
 
 
@@ -103,7 +107,7 @@ class TableCost(nn.Module):
         super().__init__()
         rows = read_rows(path)
         if rows:
-            refuse_other(path, rows, space.name, space.resolution, rows[0].runtime, rows[0].threads)
+            refuse_other(path, rows, space, rows[0].runtime, rows[0].threads)
         times = {(row.in_chs, row.height, row.width, row.block): row.milliseconds for row in rows}
         networks = {row.block: row.milliseconds for row in rows if row.block in (SMALLEST, LARGEST)}
         if len(networks) < 2:

@@ -101,11 +101,12 @@ class Config:
 
 Section = TypeVar("Section")
 RECIPES = tuple(sorted(p.name.removesuffix(".yaml") for p in (resources.files(__package__) / "recipes").iterdir()))
+FOR_SEGMENTATION = ("voc",)
 
 
 def load_config(recipe: str | None, settings: Iterable[str] = (), kind: type[Section] = Config) -> Section:  # type: ignore[assignment]
     """A recipe (a shipped name or a .yaml file; None: the defaults) with `section.name=value` settings on top."""
-    content = read_recipe(recipe) if recipe else {}
+    content = read_recipe(recipe, kind) if recipe else {}
     fault = fault_of(content, kind)
     try:
         return changed_config(content, settings, kind)
@@ -129,11 +130,14 @@ def changed_config(content: dict[str, Any], settings: Iterable[str], kind: type[
     return from_dict(kind, content)
 
 
-def read_recipe(recipe: str) -> dict[str, Any]:
-    if recipe in RECIPES:
+def read_recipe(recipe: str, kind: type) -> dict[str, Any]:
+    fitting = [name for name in RECIPES if name not in FOR_SEGMENTATION or "segment" in get_type_hints(kind)]
+    if recipe in fitting:
         return read_yaml(resources.files(__package__) / "recipes" / f"{recipe}.yaml")
+    if recipe in FOR_SEGMENTATION:
+        raise AutoNLError(f"{recipe!r} is a recipe for autonl segment; allowed: {', '.join(fitting)}, or a .yaml file")
     if not recipe.endswith((".yaml", ".yml")):
-        refuse_name("recipe (or .yaml file)", recipe, RECIPES)
+        refuse_name("recipe (or .yaml file)", recipe, fitting)
     return read_yaml(Path(recipe))
 
 

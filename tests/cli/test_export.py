@@ -1,6 +1,7 @@
 """`autonl export` as a user runs it."""
 
 import json
+import sys
 
 import pytest
 
@@ -32,7 +33,7 @@ BAD = [
     (["autonl_s", "--res", "big"], "resolution: 'big' is not allowed"),
     (["autonl_s", "--weights", "/no/such.pth"], "/no/such.pth: cannot be read"),
     (["autonl_s", "--out", "/dev/null/x.onnx"], "/dev/null: cannot be made"),
-    (["autonl_s", "--out", "/proc/x.onnx"], "/proc: cannot be written to"),
+    *([(["autonl_s", "--out", "/proc/x.onnx"], "/proc: cannot be written to")] if sys.platform == "linux" else []),
 ]
 
 

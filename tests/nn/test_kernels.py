@@ -68,7 +68,7 @@ def error(value: Tensor, expected: Tensor) -> float:
 
 
 def errors(images: int, chs: int, height: int, width: int, ratio: float, stride: int, layout: str, dtype: torch.dtype,
-           device: str, energy: bool) -> dict[str, float]:  # fmt: skip
+           device: str, energy: bool, scale: float = 1) -> dict[str, float]:  # fmt: skip
     """Norm-wise errors of outputs, running statistics and all gradients of the kernels against float64."""
     from autonl.nn.kernels import ops
 
@@ -76,7 +76,8 @@ def errors(images: int, chs: int, height: int, width: int, ratio: float, stride:
     exact = LightNL(chs, ratio, stride, energy=energy, bn_eps=1e-3, bn_momentum=0.3).to(device).double()
     exact.load_state_dict(block.state_dict())
     exact.fused = False
-    x = torch.randn(images, chs, height, width, device=device).to(dtype, memory_format=getattr(torch, layout))
+    block.bn.eps = exact.bn.eps = 1e-3 * scale**2
+    x = (scale * torch.randn(images, chs, height, width, device=device)).to(dtype, memory_format=getattr(torch, layout))
     arguments = (block.depthwise.weight, block.bn, block.compact_chs, stride, EPSILON if energy else 0.0)
     with torch.no_grad():
         found = {"inference": error(ops.inference(x, *arguments), exact.eval()(x.double()))}
@@ -109,8 +110,9 @@ def interpret() -> None:
     for number, (*shape, dtype, division) in enumerate(INTERPRETED):
         tile = launch.Tile(**{"positions": 16, "channels": 16, "warps": 4} | division)
         launch.forward_tile = launch.depthwise_backward_tile = launch.input_backward_tile = lambda *_, tile=tile: tile
-        forms = (False, True) if number in BY_ENERGY else (False,)
-        found.append([errors(*shape, getattr(torch, dtype), "cpu", energy) for energy in forms])
+        forms = [(False, 1.0), *([(True, 1.0)] if number in BY_ENERGY else [])]
+        forms += [(True, 1e-3)] if number == BY_ENERGY[1] else []  # where EPSILON is half of the energy
+        found.append([errors(*shape, getattr(torch, dtype), "cpu", *form) for form in forms])
     print(json.dumps(found))
 
 

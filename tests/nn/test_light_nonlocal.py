@@ -70,7 +70,7 @@ def test_divided_by_its_energy_it_grows_as_x_does(shape):
     stride = shape["stride"]
     compact_chs = LightNL(shape["channels"], shape["ratio"], stride).compact_chs
     positions = x.shape[2] * x.shape[3]
-    for scale in (1, 30):
+    for scale in (1e-3, 1, 30):
         sampled_x = scale * x[:, :compact_chs, ::stride, ::stride].double()
         sampled_energy = sampled_x.square().sum((1, 2, 3)) / (compact_chs * positions) + EPSILON
         expected = equation_9(scale * x, compact_chs, stride) / sampled_energy.view(-1, 1, 1, 1)

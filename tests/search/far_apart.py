@@ -27,6 +27,7 @@ SPACE = Space(
     kernels=(3,),
     expands=(2, 3, 4, 5, 6),
     se=(),
+    operator="lightnl",
 )
 
 

@@ -25,6 +25,7 @@ TINY = Space(
     first="k3_s1_e1_c8",
     stages=((16, 2, 2), (24, 2, 2)),
     expands=(2, 4),
+    operator="lightnl",
 )
 
 

@@ -37,7 +37,7 @@ def space_named(name):
         "small": SMALL,
         "no SE": replace(SMALL, se=()),
         "no LightNL": replace(SMALL, ratios=()),
-        "by energy": replace(SMALL, operator="lightnl_energy"),
+        "as published": replace(SMALL, operator="lightnl"),
         "one of each": replace(SMALL, kernels=(3,), expands=(3,), se=(0.5,), ratios=(0.25,), strides=(1,), drop=False),
         "digits": load_space("digits"),
         "autonl": load_space("autonl"),
@@ -58,7 +58,7 @@ def trained(space, seed=0):
 
 
 @pytest.mark.parametrize(
-    "name", ["small", "no SE", "no LightNL", "by energy", "one of each", "digits", *prove([], ["autonl"])]
+    "name", ["small", "no SE", "no LightNL", "as published", "one of each", "digits", *prove([], ["autonl"])]
 )
 @torch.no_grad()
 def test_every_choice_is_the_network_it_stands_for(name):

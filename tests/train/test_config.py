@@ -18,7 +18,7 @@ def test_every_recipe_loads_and_survives_a_round_trip(recipe):
 
 
 def test_a_recipe_for_segmentation_is_no_other():
-    with pytest.raises(AutoNLError, match="voc: unknown setting 'segment'"):
+    with pytest.raises(AutoNLError, match="'voc' is a recipe for autonl segment; allowed: demo, few, "):
         load_config("voc")
 
 

@@ -71,13 +71,13 @@ def supported(x: Tensor, depthwise: nn.Module, bn: nn.Module, compact_chs: int) 
 
 
 def lightnl(
-    x: Tensor, depthwise: nn.Conv2d, bn: nn.BatchNorm2d, compact_chs: int, stride: int, energy: float
+    x: Tensor, depthwise: nn.Conv2d, bn: nn.BatchNorm2d, compact_chs: int, stride: int, energy_eps: float
 ) -> Tensor:
     """z = BN(DepthwiseConv3x3(y)) + x by the kernels; the BN's running statistics move as they do in the plain path.
 
-    energy  what is added to the energy that y is divided by; 0: LightNL as published
+    energy_eps  what is added to the energy that y is divided by; 0: LightNL as published
     """
     from autonl.nn.kernels import ops
 
     function = ops.training if bn.training else ops.inference
-    return function(x, depthwise.weight, bn, compact_chs, stride, energy)
+    return function(x, depthwise.weight, bn, compact_chs, stride, energy_eps)

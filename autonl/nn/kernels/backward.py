@@ -136,8 +136,8 @@ def depthwise_backward(
     count,  # N H W
     eps,
     rows_below,  # 2: a run-time bound keeps the loop over the kernel's rows rolled
-    CHS: tl.constexpr, COMPACT: tl.constexpr, CHANNELS_LAST: tl.constexpr, ENERGY: tl.constexpr,
-    P: tl.constexpr, CB: tl.constexpr, RP: tl.constexpr, STEP: tl.constexpr,
+    CHS: tl.constexpr, COMPACT: tl.constexpr, CHANNELS_LAST: tl.constexpr,
+    ENERGY_EPS: tl.constexpr, P: tl.constexpr, CB: tl.constexpr, RP: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
     """From dz to dy, dw and dG, for one block of channels of a band of an image."""
     positions = height * width
@@ -169,8 +169,8 @@ def depthwise_backward(
 
     gram += image * (COMPACT * CHS)
     image_gram = tl.load(gram + matrix, mask=both, other=0.0)
-    if ENERGY > 0:
-        image_gram /= mean_diagonal(gram, CHS, COMPACT, RP) + ENERGY
+    if ENERGY_EPS > 0:
+        image_gram /= mean_diagonal(gram, CHS, COMPACT, RP) + ENERGY_EPS
     factors, factor = narrow(image_gram, scratch.dtype.element_ty)  # (RP, CB)
     dg = tl.zeros((RP, CB), dtype=tl.float32)
     for start in range(begin, end, STEP):  # steps smaller than P leave more registers free
@@ -229,8 +229,8 @@ def input_backward(
     dx,  # like x; holds dy, which dx replaces
     d_weight,  # (C, 1, 3, 3)
     height, width, bands,
-    CHS: tl.constexpr, COMPACT: tl.constexpr, STRIDE: tl.constexpr, CHANNELS_LAST: tl.constexpr, ENERGY: tl.constexpr,
-    P: tl.constexpr, CB: tl.constexpr, RP: tl.constexpr,
+    CHS: tl.constexpr, COMPACT: tl.constexpr, STRIDE: tl.constexpr, CHANNELS_LAST: tl.constexpr,
+    ENERGY_EPS: tl.constexpr, P: tl.constexpr, CB: tl.constexpr, RP: tl.constexpr,
 ):  # fmt: skip
     """From dy and dG to dx, for a tile of positions and all channels; on the way, the bands' dw are summed."""
     positions = height * width
@@ -250,24 +250,25 @@ def input_backward(
     compact_place = offsets(position, compact, positions, CHS, CHANNELS_LAST)
     x_sc = compact_tile(x, position, compact, sampled, positions, CHS, COMPACT, CHANNELS_LAST)  # (P, RP)
     compact_dx = tl.zeros((P, RP), dtype=tl.float32)
-    energy = mean_diagonal(gram, CHS, COMPACT, RP) + ENERGY
-    d_energy = tl.zeros((RP,), dtype=tl.float32)  # - <dG, G / E>, a compact channel each
+    if ENERGY_EPS > 0:
+        energy = mean_diagonal(gram, CHS, COMPACT, RP) + ENERGY_EPS
+        through_energy = tl.zeros((RP,), dtype=tl.float32)  # - <dG, G / E>, a compact channel each
     for block in range(0, CHS, CB):
         channel = block + tl.arange(0, CB)
         real = channel < CHS
         both = few[:, None] & real[None, :]
         matrix = compact[:, None] * CHS + channel[None, :]
         image_gram = tl.load(gram + matrix, mask=both, other=0.0)  # (RP, CB)
-        if ENERGY > 0:
+        if ENERGY_EPS > 0:
             image_gram /= energy
         factors, factor = narrow(image_gram, x.dtype.element_ty)
         total = tl.zeros((RP, CB), dtype=tl.float32)
         for band in range(0, bands):
             total += tl.load(d_gram + band * (COMPACT * CHS) + matrix, mask=both, other=0.0)
         total /= positions
-        if ENERGY > 0:
+        if ENERGY_EPS > 0:
             total /= energy
-            d_energy -= tl.sum(total * image_gram, axis=1)
+            through_energy -= tl.sum(total * image_gram, axis=1)
         slopes, steepness = narrow(total, x.dtype.element_ty)
         place = offsets(position, channel, positions, CHS, CHANNELS_LAST)
         dy = tl.load(dx + place, mask=here & real[None, :], other=0.0)  # (P, CB)
@@ -278,8 +279,8 @@ def input_backward(
         compact_dx += tl.dot(x_s, tl.trans(slopes), input_precision="ieee") * steepness
         tl.debug_barrier()  # dy is read: dx takes its place
         tl.store(dx + place, (skip + through_x_s).to(dx.dtype.element_ty), mask=here & real[None, :])
-    if ENERGY > 0:
-        compact_dx += x_sc.to(tl.float32) * (2 * tl.sum(d_energy, axis=0) / COMPACT)
+    if ENERGY_EPS > 0:
+        compact_dx += x_sc.to(tl.float32) * (2 * tl.sum(through_energy, axis=0) / COMPACT)
     tl.debug_barrier()
     inside = here & few[None, :]
     compact_dx += tl.load(dx + compact_place, mask=inside, other=0.0).to(tl.float32)

@@ -6,8 +6,8 @@
     u = DepthwiseConv3x3(y)       (H W, C)
     z = BN(u) + x                                        (Eq. 8)
 
-By energy y = x_c G / E instead, E = |x_sc|^2 / (Cr H W) + ENERGY of the image: the mean of G's diagonal. A constant
-ENERGY of zero leaves this out.
+By energy y = x_c G / E instead, where E, an image's |x_sc|^2 / (Cr H W), is the mean of G's diagonal, plus ENERGY_EPS.
+Where that constant is zero all of this is left out.
 
 A program of `lightnl_forward` makes one block of channels of one image, or of a band of it. Its y goes to a
 scratch that stays in the cache, because the depthwise kernel reads each value nine times, shifted. For inputs of
@@ -37,11 +37,11 @@ from autonl.nn.kernels.pieces import (
 @triton.jit
 def gram_matrix(
     x, channel, compact, begin, end, height, width,
-    CHS: tl.constexpr, COMPACT: tl.constexpr, STRIDE: tl.constexpr, CHANNELS_LAST: tl.constexpr, ENERGY: tl.constexpr,
-    P: tl.constexpr, CB: tl.constexpr, RP: tl.constexpr,
+    CHS: tl.constexpr, COMPACT: tl.constexpr, STRIDE: tl.constexpr, CHANNELS_LAST: tl.constexpr,
+    ENERGY_EPS: tl.constexpr, P: tl.constexpr, CB: tl.constexpr, RP: tl.constexpr,
 ):  # fmt: skip
     """G = x_sc^T x_s / (H W) of the image at x, summed over the samples from begin to end, for one block of channels:
-    (RP, CB); rows from COMPACT on are zero. And the samples' |x_sc|^2 / (Cr H W), if there is an ENERGY."""
+    (RP, CB); rows from COMPACT on are zero. And the samples' |x_sc|^2 / (Cr H W), if there is an ENERGY_EPS."""
     LIMIT: tl.constexpr = min(CHS, (COMPACT + 7) // 8 * 8)
     positions = height * width
     sampled_width = (width + STRIDE - 1) // STRIDE
@@ -64,7 +64,7 @@ def gram_matrix(
         pointer = x + offsets(position, channel, positions, CHS, CHANNELS_LAST)
         x_s = tl.load(pointer, mask=inside[:, None] & (channel < CHS)[None, :], other=0.0)  # (P, CB)
         gram = tl.dot(x_sc, x_s, gram, input_precision="ieee")  # (RP, P) (P, CB) -> (RP, CB)
-        if ENERGY > 0:
+        if ENERGY_EPS > 0:
             squares += tl.sum(x_sc.to(tl.float32) * x_sc.to(tl.float32), axis=1)
     few = compact < COMPACT
     energy = tl.sum(tl.where(few, squares, 0.0), axis=0) / (positions * COMPACT)
@@ -93,18 +93,18 @@ def gram_kernel(
 @triton.jit
 def whole_gram(
     x, gram_parts, image, channel, samples, height, width,
-    CHS: tl.constexpr, COMPACT: tl.constexpr, STRIDE: tl.constexpr, CHANNELS_LAST: tl.constexpr, ENERGY: tl.constexpr,
-    GRAM_PARTS: tl.constexpr, P: tl.constexpr, CB: tl.constexpr, RP: tl.constexpr,
+    CHS: tl.constexpr, COMPACT: tl.constexpr, STRIDE: tl.constexpr, CHANNELS_LAST: tl.constexpr,
+    ENERGY_EPS: tl.constexpr, GRAM_PARTS: tl.constexpr, P: tl.constexpr, CB: tl.constexpr, RP: tl.constexpr,
 ):  # fmt: skip
     """An image's G (RP, CB) in float32: the sum of its parts in (N, GRAM_PARTS, Cr, C); made here where there are none.
-    And |x_sc|^2 / (Cr H W), if there is an ENERGY.
+    And |x_sc|^2 / (Cr H W), if there is an ENERGY_EPS.
 
     x is the image's own.
     """
     compact, matrix, both = gram_block(channel, CHS, COMPACT, RP)
     if GRAM_PARTS == 0:
         return gram_matrix(
-            x, channel, compact, 0, samples, height, width, CHS, COMPACT, STRIDE, CHANNELS_LAST, ENERGY, P, CB, RP
+            x, channel, compact, 0, samples, height, width, CHS, COMPACT, STRIDE, CHANNELS_LAST, ENERGY_EPS, P, CB, RP
         )  # fmt: skip
     else:
         gram = tl.zeros((RP, CB), dtype=tl.float32)
@@ -112,7 +112,7 @@ def whole_gram(
         for part in tl.static_range(GRAM_PARTS):
             pointer = gram_parts + (image * GRAM_PARTS + part) * (COMPACT * CHS)
             gram += tl.load(pointer + matrix, mask=both, other=0.0)
-            if ENERGY > 0:
+            if ENERGY_EPS > 0:
                 energy += mean_diagonal(pointer, CHS, COMPACT, RP)
         return gram, energy
 
@@ -133,8 +133,8 @@ def lightnl_forward(
     halo,  # positions of y it needs before and after: width + 1, or none where one band is the image
     eps,
     rows_below,  # 2: a run-time bound keeps the loop over the kernel's rows rolled, and registers free
-    CHS: tl.constexpr, COMPACT: tl.constexpr, STRIDE: tl.constexpr, CHANNELS_LAST: tl.constexpr, ENERGY: tl.constexpr,
-    TRAINING: tl.constexpr, GRAM_PARTS: tl.constexpr,
+    CHS: tl.constexpr, COMPACT: tl.constexpr, STRIDE: tl.constexpr, CHANNELS_LAST: tl.constexpr,
+    ENERGY_EPS: tl.constexpr, TRAINING: tl.constexpr, GRAM_PARTS: tl.constexpr,
     P: tl.constexpr, CB: tl.constexpr, RP: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
     positions = height * width
@@ -150,13 +150,13 @@ def lightnl_forward(
 
     gram, energy = whole_gram(
         x, gram_parts, image, channel, samples, height, width,
-        CHS, COMPACT, STRIDE, CHANNELS_LAST, ENERGY, GRAM_PARTS, P, CB, RP,
+        CHS, COMPACT, STRIDE, CHANNELS_LAST, ENERGY_EPS, GRAM_PARTS, P, CB, RP,
     )  # fmt: skip
     if TRAINING:
         if tl.program_id(1) == 0:
             tl.store(gram_out + image * (COMPACT * CHS) + matrix, gram, mask=both)
-    if ENERGY > 0:
-        gram /= energy + ENERGY
+    if ENERGY_EPS > 0:
+        gram /= energy + ENERGY_EPS
 
     factors, factor = narrow(gram, scratch.dtype.element_ty)
     for start in range(first, end + halo, P):
@@ -207,8 +207,8 @@ def spatial_forward(
     height, width,
     eps,
     rows_below,
-    CHS: tl.constexpr, COMPACT: tl.constexpr, STRIDE: tl.constexpr, CHANNELS_LAST: tl.constexpr, ENERGY: tl.constexpr,
-    P: tl.constexpr, CB: tl.constexpr, STEP: tl.constexpr,
+    CHS: tl.constexpr, COMPACT: tl.constexpr, STRIDE: tl.constexpr, CHANNELS_LAST: tl.constexpr,
+    ENERGY_EPS: tl.constexpr, P: tl.constexpr, CB: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
     """Inference in the spatial association, y = (x_c x_sc^T) x_s / (H W): x is read once, and no product has to be
     padded from Cr = 80 compact channels to 128."""
@@ -233,9 +233,9 @@ def spatial_forward(
         x_sc = tl.load(source, mask=sampled[:, None] & few, other=0.0)
         affinity = tl.dot(x_c, tl.trans(x_sc), affinity, input_precision="ieee")  # (P, 16) (16, P) -> (P, P)
     affinity /= positions
-    if ENERGY > 0:  # the diagonal holds x_sc^2 where a position is sampled, zero elsewhere
+    if ENERGY_EPS > 0:  # the diagonal holds x_sc^2 where a position is sampled, zero elsewhere
         diagonal = tl.where(position[:, None] == position[None, :], affinity, 0.0)
-        affinity /= tl.sum(tl.sum(diagonal, axis=1), axis=0) / COMPACT + ENERGY
+        affinity /= tl.sum(tl.sum(diagonal, axis=1), axis=0) / COMPACT + ENERGY_EPS
     factors, factor = narrow(affinity, scratch.dtype.element_ty)
 
     pointer = x + offsets(position, channel, positions, CHS, CHANNELS_LAST)

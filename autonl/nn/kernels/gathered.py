@@ -95,8 +95,9 @@ def gathered_weights(
     height, width,
     samples,
     eps,
-    CHS: tl.constexpr, COMPACT: tl.constexpr, STRIDE: tl.constexpr, CHANNELS_LAST: tl.constexpr, ENERGY: tl.constexpr,
-    TRAINING: tl.constexpr, P: tl.constexpr, CB: tl.constexpr, RP: tl.constexpr, WIDE: tl.constexpr,
+    CHS: tl.constexpr, COMPACT: tl.constexpr, STRIDE: tl.constexpr, CHANNELS_LAST: tl.constexpr,
+    ENERGY_EPS: tl.constexpr, TRAINING: tl.constexpr,
+    P: tl.constexpr, CB: tl.constexpr, RP: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """G of one image, and W, of which a BN for inference is a part. All channels are one block."""
     image, begin, end, channel, _ = this_program(samples, samples, CB)
@@ -109,12 +110,12 @@ def gathered_weights(
         centre *= inverse
     compact, matrix, both = gram_block(channel, CHS, COMPACT, WIDE)
     gram, energy = gram_matrix(
-        x, channel, compact, begin, end, height, width, CHS, COMPACT, STRIDE, CHANNELS_LAST, ENERGY, P, CB, WIDE
+        x, channel, compact, begin, end, height, width, CHS, COMPACT, STRIDE, CHANNELS_LAST, ENERGY_EPS, P, CB, WIDE
     )  # fmt: skip
     if TRAINING:
         tl.store(gram_out + image * (COMPACT * CHS) + matrix, gram, mask=both)
-    if ENERGY > 0:
-        gram /= energy + ENERGY
+    if ENERGY_EPS > 0:
+        gram /= energy + ENERGY_EPS
     few = without_padding(gram, RP, WIDE, CB)
     outer = tl.reshape(sides[:, None, :] * few[None, :, :], (8 * RP, CB))
     inner = few * centre[None, :]  # (RP, CB)

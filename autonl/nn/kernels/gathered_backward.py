@@ -61,8 +61,8 @@ def gathered_backward(
     band,  # positions a program makes
     count,  # N H W
     eps,
-    CHS: tl.constexpr, COMPACT: tl.constexpr, CHANNELS_LAST: tl.constexpr, ENERGY: tl.constexpr,
-    P: tl.constexpr, CB: tl.constexpr, RP: tl.constexpr, WIDE: tl.constexpr,
+    CHS: tl.constexpr, COMPACT: tl.constexpr, CHANNELS_LAST: tl.constexpr,
+    ENERGY_EPS: tl.constexpr, P: tl.constexpr, CB: tl.constexpr, RP: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """From dz to du, dw and dG, for one block of channels of a band of an image."""
     positions = height * width
@@ -94,8 +94,8 @@ def gathered_backward(
     sides, centre = load_taps(weight, channel, CHS)  # (8, CB), (CB,)
     gram += image * (COMPACT * CHS)
     image_gram = tl.load(gram + matrix, mask=both, other=0.0)  # (WIDE, CB)
-    if ENERGY > 0:
-        image_gram /= mean_diagonal(gram, CHS, COMPACT, WIDE) + ENERGY
+    if ENERGY_EPS > 0:
+        image_gram /= mean_diagonal(gram, CHS, COMPACT, WIDE) + ENERGY_EPS
     d_taps += entry * (9 * CHS)
     tl.store(d_taps + 4 * CHS + channel, tl.sum(itself_sum * image_gram, axis=0) * steep, mask=real)
     few = without_padding(image_gram, RP, WIDE, CB)
@@ -151,8 +151,8 @@ def gathered_input_backward(
     height, width, parts,
     band,  # positions a program makes
     rows_below,  # 2: a run-time bound keeps the loop over the kernel's rows rolled
-    CHS: tl.constexpr, COMPACT: tl.constexpr, STRIDE: tl.constexpr, CHANNELS_LAST: tl.constexpr, ENERGY: tl.constexpr,
-    P: tl.constexpr, CB: tl.constexpr,
+    CHS: tl.constexpr, COMPACT: tl.constexpr, STRIDE: tl.constexpr, CHANNELS_LAST: tl.constexpr,
+    ENERGY_EPS: tl.constexpr, P: tl.constexpr, CB: tl.constexpr,
 ):  # fmt: skip
     """From du and dG to dx, for a band of an image and all channels, which are one block; dw is summed on the way.
 
@@ -175,12 +175,12 @@ def gathered_input_backward(
     both_slopes = (total + tl.trans(total)) / positions
     gram += image * (COMPACT * CHS)
     image_gram = tl.load(gram + matrix, mask=both, other=0.0)
-    if ENERGY > 0:
-        energy = mean_diagonal(gram, CHS, COMPACT, CB) + ENERGY
+    if ENERGY_EPS > 0:
+        energy = mean_diagonal(gram, CHS, COMPACT, CB) + ENERGY_EPS
         image_gram /= energy
-        d_energy = -tl.sum(tl.sum(total * image_gram, axis=1), axis=0) / positions  # - <dG, G / E> E
+        through_energy = -tl.sum(tl.sum(total * image_gram, axis=1), axis=0) / (positions * energy)  # - <dG, G / E>
         own = (channel[:, None] == channel[None, :]) & both
-        both_slopes = (both_slopes + tl.where(own, 2 * d_energy / COMPACT, 0.0)) / energy
+        both_slopes = both_slopes / energy + tl.where(own, 2 * through_energy / COMPACT, 0.0)
     slopes, slope_factor = narrow(both_slopes, x.dtype.element_ty)
     factors, factor = narrow(tl.trans(image_gram), x.dtype.element_ty)
     steep = tl.load(steepness + channel[None, :], mask=real, other=0.0)

@@ -50,7 +50,7 @@ class Problem(NamedTuple):
     compact_chs: int
     stride: int
     eps: float
-    energy: float  # what is added to the energy that G is divided by; 0: G is not divided
+    energy_eps: float  # what is added to the energy that G is divided by; 0: G is not divided
 
     @property
     def positions(self) -> int:
@@ -70,7 +70,7 @@ class Problem(NamedTuple):
     def product_constants(self, tile: Tile) -> dict[str, Any]:
         """For kernels with products of compact channels."""
         width = compact_width(self.compact_chs)
-        known = {"COMPACT": self.compact_chs, "STRIDE": self.stride, "ENERGY": self.energy, "RP": width}
+        known = {"COMPACT": self.compact_chs, "STRIDE": self.stride, "ENERGY_EPS": self.energy_eps, "RP": width}
         return self.constants(tile) | known
 
     def gathered_constants(self, tile: Tile) -> dict[str, Any]:
@@ -79,10 +79,10 @@ class Problem(NamedTuple):
         return self.product_constants(tile) | few
 
 
-def problem_of(x: Tensor, compact_chs: int, stride: int, eps: float, energy: float) -> Problem:
+def problem_of(x: Tensor, compact_chs: int, stride: int, eps: float, energy_eps: float) -> Problem:
     images, chs, height, width = x.shape
     channels_last = not x.is_contiguous()  # a map that is both (one channel, one position) counts as contiguous
-    return Problem(images, chs, height, width, channels_last, x.dtype, compact_chs, stride, eps, energy)
+    return Problem(images, chs, height, width, channels_last, x.dtype, compact_chs, stride, eps, energy_eps)
 
 
 def plan_for(make: Any, run: Run, x: Tensor, others: tuple[Tensor | None, ...], *key: Any) -> Plan:
@@ -186,10 +186,10 @@ def inference_plan(problem: Problem, tile: Tile | None, kinds: tuple[Any, ...]) 
 
 def inference(
     x: Tensor, weight: Tensor, norm: tuple[Tensor, Tensor, Tensor, Tensor], compact_chs: int, stride: int, eps: float,
-    energy: float = 0.0, run: Run = run_again, tile: Tile | None = None,
+    energy_eps: float, run: Run = run_again, tile: Tile | None = None,
 ) -> Tensor:  # fmt: skip
     """z = BN(DepthwiseConv3x3(y)) + x; norm: the BN's gamma and beta, running mean and variance."""
-    problem = problem_of(x, compact_chs, stride, eps, energy)
+    problem = problem_of(x, compact_chs, stride, eps, energy_eps)
     plan = plan_for(inference_plan, run, x, (weight, *norm), problem, tile)
     z = torch.empty_like(x)
     carry_out(plan, run, (x, z, weight, *norm))
@@ -232,14 +232,14 @@ def training_plan(
 
 def training(
     x: Tensor, weight: Tensor, gamma: Tensor, beta: Tensor, compact_chs: int, stride: int, eps: float,
-    energy: float = 0.0, running: tuple[Tensor, Tensor, Tensor] | None = None, momentum: float = 0.0,
+    energy_eps: float, running: tuple[Tensor, Tensor, Tensor] | None = None, momentum: float = 0.0,
     run: Run = run_again, tile: Tile | None = None,
 ) -> tuple[Tensor, Saved]:  # fmt: skip
     """z with batch statistics, and what the backward pass needs.
 
     running  the BN's running_mean, running_var and num_batches_tracked, to be moved in place
     """
-    problem = problem_of(x, compact_chs, stride, eps, energy)
+    problem = problem_of(x, compact_chs, stride, eps, energy_eps)
     outside = (weight, gamma, beta, *(running or (None, None, None)))
     traced = run is run_traced  # torch.compile then makes z together with what is added to it next
     plan = plan_for(training_plan, run, x, outside, problem, momentum, running is not None, not traced, tile)
@@ -327,12 +327,12 @@ def backward_plan(problem: Problem, tile: Tile | None, input_tile: Tile | None, 
 
 
 def training_backward(
-    dz: Tensor, saved: Saved, stride: int, eps: float, energy: float = 0.0,
+    dz: Tensor, saved: Saved, stride: int, eps: float, energy_eps: float,
     run: Run = run_again, tile: Tile | None = None, input_tile: Tile | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of x, weight, gamma and beta."""
     x, u, gram, statistics, weight, gamma = saved
-    problem = problem_of(x, gram.shape[1], stride, eps, energy)
+    problem = problem_of(x, gram.shape[1], stride, eps, energy_eps)
     dz = dz.contiguous(memory_format=torch.channels_last if problem.channels_last else torch.contiguous_format)
     plan = plan_for(backward_plan, run, x, (dz, weight, gamma), problem, tile, input_tile)
     dx = torch.empty_like(x)

@@ -12,21 +12,23 @@ from torch.library import triton_op
 from autonl.nn.kernels import launch
 
 
-def inference(x: Tensor, weight: Tensor, bn: nn.BatchNorm2d, compact_chs: int, stride: int, energy: float) -> Tensor:
+def inference(
+    x: Tensor, weight: Tensor, bn: nn.BatchNorm2d, compact_chs: int, stride: int, energy_eps: float
+) -> Tensor:
     norm: Any = (bn.weight, bn.bias, bn.running_mean, bn.running_var)  # kernels.supported: none is None
     if is_plain(x):
-        return launch.inference(x, weight, norm, compact_chs, stride, bn.eps, energy)
-    return lightnl_inference(x, weight, *norm, compact_chs, stride, bn.eps, energy)
+        return launch.inference(x, weight, norm, compact_chs, stride, bn.eps, energy_eps)
+    return lightnl_inference(x, weight, *norm, compact_chs, stride, bn.eps, energy_eps)
 
 
-def training(x: Tensor, weight: Tensor, bn: nn.BatchNorm2d, compact_chs: int, stride: int, energy: float) -> Tensor:
+def training(x: Tensor, weight: Tensor, bn: nn.BatchNorm2d, compact_chs: int, stride: int, energy_eps: float) -> Tensor:
     running: Any = (bn.running_mean, bn.running_var, bn.num_batches_tracked)
     momentum = bn.momentum or 0.0
     if is_plain(x):
-        settings = Settings(running, momentum, compact_chs, stride, bn.eps, energy)
+        settings = Settings(running, momentum, compact_chs, stride, bn.eps, energy_eps)
         return Training.apply(x, weight, bn.weight, bn.bias, settings)
     # an operator with a gradient must not change its inputs: the running statistics move out here
-    z, _, _, statistics = lightnl_training(x, weight, bn.weight, bn.bias, compact_chs, stride, bn.eps, energy)
+    z, _, _, statistics = lightnl_training(x, weight, bn.weight, bn.bias, compact_chs, stride, bn.eps, energy_eps)
     count = x.shape[0] * x.shape[2] * x.shape[3]
     running_mean, running_variance, batches_tracked = running
     mean, variance = statistics.unbind()
@@ -50,7 +52,7 @@ class Settings(NamedTuple):
     compact_chs: int
     stride: int
     eps: float
-    energy: float
+    energy_eps: float
 
 
 class Training(torch.autograd.Function):
@@ -58,10 +60,10 @@ class Training(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, gamma: Tensor, beta: Tensor, settings: Settings) -> Tensor:
-        running, momentum, compact_chs, stride, eps, energy = settings
-        z, saved = launch.training(x, weight, gamma, beta, compact_chs, stride, eps, energy, running, momentum)
+        running, momentum, compact_chs, stride, eps, energy_eps = settings
+        z, saved = launch.training(x, weight, gamma, beta, compact_chs, stride, eps, energy_eps, running, momentum)
         ctx.save_for_backward(*saved)
-        ctx.known = stride, eps, energy
+        ctx.known = stride, eps, energy_eps
         return z
 
     @staticmethod
@@ -78,27 +80,27 @@ class Training(torch.autograd.Function):
 @triton_op("autonl::lightnl_inference", mutates_args=())
 def lightnl_inference(
     x: Tensor, weight: Tensor, gamma: Tensor, beta: Tensor, mean: Tensor, variance: Tensor,
-    compact_chs: int, stride: int, eps: float, energy: float,
+    compact_chs: int, stride: int, eps: float, energy_eps: float,
 ) -> Tensor:  # fmt: skip
     norm = (gamma, beta, mean, variance)
-    return launch.inference(x, weight, norm, compact_chs, stride, eps, energy, launch.run_traced)
+    return launch.inference(x, weight, norm, compact_chs, stride, eps, energy_eps, launch.run_traced)
 
 
 @triton_op("autonl::lightnl_training", mutates_args=())
 def lightnl_training(
-    x: Tensor, weight: Tensor, gamma: Tensor, beta: Tensor, compact_chs: int, stride: int, eps: float, energy: float
+    x: Tensor, weight: Tensor, gamma: Tensor, beta: Tensor, compact_chs: int, stride: int, eps: float, energy_eps: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    z, saved = launch.training(x, weight, gamma, beta, compact_chs, stride, eps, energy, run=launch.run_traced)
+    z, saved = launch.training(x, weight, gamma, beta, compact_chs, stride, eps, energy_eps, run=launch.run_traced)
     return z, saved.u, saved.gram, saved.statistics
 
 
 @triton_op("autonl::lightnl_training_backward", mutates_args=())
 def lightnl_training_backward(
     dz: Tensor, x: Tensor, u: Tensor, gram: Tensor, statistics: Tensor, weight: Tensor, gamma: Tensor,
-    stride: int, eps: float, energy: float,
+    stride: int, eps: float, energy_eps: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     saved = launch.Saved(x, u, gram, statistics, weight, gamma)
-    return launch.training_backward(dz, saved, stride, eps, energy, launch.run_traced)
+    return launch.training_backward(dz, saved, stride, eps, energy_eps, launch.run_traced)
 
 
 def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
