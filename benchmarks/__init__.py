@@ -51,6 +51,16 @@ def write_rows(name: str, rows: Sequence[dict[str, Any]], folder: Path = RESULTS
     return path
 
 
+def add_rows(path: Path, columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> None:
+    """To the end of a CSV; what a row has besides the columns is left out."""
+    new = not path.exists()
+    with path.open("a", newline="") as file:
+        writer = csv.DictWriter(file, columns, lineterminator="\n", extrasaction="ignore")
+        if new:
+            writer.writeheader()
+        writer.writerows(rows)
+
+
 def read_rows(path: Path) -> list[dict[str, str]]:
     """Of a CSV, none where there is no file."""
     if not path.exists():

@@ -17,7 +17,7 @@ from autonl.nn.light_nonlocal import LightNL
 from benchmarks import RESULTS, read_rows
 from benchmarks.branches import Watch
 from benchmarks.evidence.__main__ import append, keys, queue, row_file
-from benchmarks.evidence.document import DOC, document, gains, rivals, what_random_networks_like, worse
+from benchmarks.evidence.document import DOC, document, gains, no_worse, rivals, what_random_networks_like
 from benchmarks.evidence.groups import Claim, Group, groups, overlap, read, verdict
 from benchmarks.evidence.jobs import SUITES, Job
 from benchmarks.evidence.run import COLUMNS, Setup, budget_of, course, network_of
@@ -116,9 +116,9 @@ def test_what_is_said_of_the_operators():
         "lightnl": group_of("lightnl", 58, 59, macs="12"),
     }
     assert rivals(found).endswith(" they add): **does not hold here**: wang -2.00 ± 0.71 (3.5 times).")
-    assert worse(group_of("a", 58, 59), group_of("b", 58, 60)) == "no difference shown"
-    assert worse(group_of("a", 60, 61), group_of("b", 58, 59)) == "**holds**, better"
-    assert worse(group_of("a", 60, 61), group_of("b", 58)) == "too few runs to say"
+    assert no_worse(group_of("a", 58, 59), group_of("b", 58, 60)) == "no difference shown"
+    assert no_worse(group_of("a", 60, 61), group_of("b", 58, 59)) == "**holds**"
+    assert no_worse(group_of("a", 60, 61), group_of("b", 58)) == "too few runs to say"
 
 
 def test_what_is_said_of_small_settings():
@@ -128,12 +128,12 @@ def test_what_is_said_of_small_settings():
     }
     lightnl, search = gains(found)
     assert lightnl == (
-        "- LightNL improves MobileNetV2 in every setting: **does not hold here**: in 1 of 2 (one run each), in points:"
-        " a +1.50, b -1.00."
+        "- LightNL is better than MobileNetV2 in 1 of 2 settings"
+        " (one run each: too few to say of one setting), in points: a +1.50, b -1.00."
     )
     assert search == (
-        "- The search improves MobileNetV2-LightNL in every setting: **holds**: in 1 of 1 (one run each), in points:"
-        " a +1.50."
+        "- The search is better than MobileNetV2-LightNL in 1 of 1 settings"
+        " (one run each: too few to say of one setting), in points: a +1.50."
     )
     assert gains({"a": found["a"]}) == []
 

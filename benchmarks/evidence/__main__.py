@@ -12,7 +12,6 @@ Several suites run as one queue, in the order given. A job whose needs have not 
 from __future__ import annotations
 
 import argparse
-import csv
 import dataclasses
 import json
 import math
@@ -22,11 +21,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import RESULTS, read_rows
+from benchmarks import RESULTS, add_rows, read_rows
 from benchmarks.evidence.jobs import SUITES, TRIALS, Job
 from benchmarks.evidence.run import COLUMNS, CURVES, Setup, folder_name, run
 
@@ -160,15 +158,6 @@ def append(out: Path, row: dict[str, Any], architectures: Path | None = None) ->
         whose = {key: row[key] for key in ("suite", "job", "seed")}
         add_rows(csv_path(out, "curves"), CURVES, [whose | epoch for epoch in row["curve"]])
     add_rows(csv_path(out, row["suite"]), COLUMNS, [row])
-
-
-def add_rows(path: Path, columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> None:
-    new = not path.exists()
-    with path.open("a", newline="") as file:
-        writer = csv.DictWriter(file, columns, lineterminator="\n", extrasaction="ignore")
-        if new:
-            writer.writeheader()
-        writer.writerows(rows)
 
 
 def smoke(jobs: list[Job], command: str) -> None:

@@ -11,6 +11,8 @@ from benchmarks.evidence.groups import Group, groups, read
 from benchmarks.evidence.jobs import SMALL
 
 matplotlib.rcParams["svg.hashsalt"] = "autonl"  # the same file every time
+MARKERS = "osD^vPXh*<>d8p"
+COLOURS = (*matplotlib.colormaps["tab10"].colors, *matplotlib.colormaps["Set2"].colors)
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
 
 Points = tuple[tuple[str, str], ...]  # suite and job of each
@@ -19,10 +21,12 @@ FIGURES: dict[str, tuple[str, dict[str, Points]]] = {
     "results_macs": (
         "at 96 px",
         {
-            "found": (("search", "found with trials at 64 px"), ("budget", "found")),
+            "found, LightNL as published": (("search", "found with trials at 64 px"),),
+            "found, by energy": (("search", "found with trials at 64 px, LightNL by energy"), ("budget", "found")),
             "found by the gates alone": (("search", "found"),),
             "found without LightNL": (("search", "found with trials at 64 px, without LightNL"),),
-            "random": (("search", "random"), ("budget", "random")),
+            "random, LightNL as published": (("search", "random"),),
+            "random, by energy": (("budget", "random"),),
             "MobileNetV2-LightNL": (("gain", "+ LightNL"), ("budget", "MobileNetV2-LightNL")),
             "MobileNetV2": (("gain", "MobileNetV2"),),
             "AutoNL-S, AutoNL-L": (("search", "AutoNL-S"), ("search", "AutoNL-L")),
@@ -73,7 +77,7 @@ def draw(name: str) -> Path | None:
         points = sorted((rows[suite][job] for suite, job in known), key=macs)
         x, y = [macs(group) for group in points], [group.mean for group in points]
         bars = [group.error or 0 for group in points]
-        axes.errorbar(x, y, bars, marker="osD^vPXh*<>"[number], capsize=3, label=kind, color=f"C{number}", linewidth=1)
+        axes.errorbar(x, y, bars, marker=MARKERS[number], capsize=3, label=kind, color=COLOURS[number], linewidth=1)
     if drawn <= {"gain"}:
         return None
     axes.xaxis.set_major_formatter("{x:g}")

@@ -30,7 +30,7 @@ class Job:
     kind: str = "train"  # train, search, segment
     budget: str = "mobilenetv2_100"  # of a search or a random network: the network that costs as much
     share: float = 1.0  # of the budget
-    space: str = ""  # what is changed in the space autonl: a key of run.SPACES; as it is, "", with LightNL as published
+    space: str = "as published"  # what is changed in the space autonl: a key of run.SPACES
     weights: str = ""  # of a backbone: a file beside the VOC images
     needs: str = ""  # the key of the job whose architecture (found) or weights (segment) this one takes
     resolution: int = RESOLUTION
@@ -134,7 +134,7 @@ def search() -> list[Job]:
 
 
 def ablation() -> list[Job]:
-    """What the parts of the search bring. With its trials it is "found with trials at 64 px" of suite search."""
+    """What the parts of the search bring, with LightNL as published: with trials it is "found with trials at 64 px"."""
     suite = "ablation"
     return [
         *found(suite, "without trials", 1, settings=GATES_ALONE),
