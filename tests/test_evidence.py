@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import signal
 import subprocess
 import sys
 from collections import Counter
@@ -240,16 +241,20 @@ def test_the_queue_runs_what_is_missing_in_the_order_of_needs(tmp_path, monkeypa
         return start([sys.executable, "-c", "raise SystemExit(3)" if job.name == "dies" else code], **more)
 
     monkeypatch.setattr(subprocess, "Popen", fake)
-    arguments = type("Arguments", (), {"max_minutes": 1.0, "out": tmp_path})
+    arguments = type("Arguments", (), {"max_minutes": 1.0, "out": tmp_path, "fill": False})
     queue(jobs, setup, arguments)
     assert started == ["first", "dies", "second"]
     assert keys(tmp_path, "gain") == {"gain/there already/0", "gain/first/0", "gain/second/0"}
 
 
-@pytest.mark.parametrize(("minutes", "jobs_done"), [(5.2, 2), (5.3, 3), (6.8, 3), (7.2, 4)])
-def test_the_queue_starts_what_can_end_in_time(minutes, jobs_done, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("minutes", "fill", "jobs_done", "stopped"),
+    [(5.2, False, 2, 0), (5.3, False, 3, 0), (6.8, False, 3, 0), (7.2, False, 4, 0), (5.2, True, 2, 2)],
+)
+def test_the_queue_starts_what_can_end_in_time(minutes, fill, jobs_done, stopped, tmp_path, monkeypatch):
     """By hand: two jobs on a GPU take 200 s, one alone 100, for which 115 have to be left: to 315 s there is time for
     a third one, until 415 for a fourth one after it, until 430 (7.17 minutes) for both at once."""
+    told_to_stop = []
     clock = [0.0]
     jobs = [Job("gain", f"job {number}", 0) for number in range(4)]
     setup = Setup("", "", tmp_path / "runs", tmp_path / "a.json", at_once=2)
@@ -269,10 +274,12 @@ def test_the_queue_starts_what_can_end_in_time(minutes, jobs_done, tmp_path, mon
             row = dict.fromkeys(COLUMNS, "") | {"suite": "gain", "job": job.name, "seed": 0}
             row_file(setup, job).write_text(json.dumps(row))
             working.pop(self.key, None)
-            return 0
+            return self.returncode
 
         def terminate(self):
-            raise AssertionError("started too late")
+            told_to_stop.append(self.key)
+            self.returncode = -signal.SIGTERM
+            working[self.key] = 0
 
     def sleep(seconds):
         clock[0] += 1
@@ -283,8 +290,8 @@ def test_the_queue_starts_what_can_end_in_time(minutes, jobs_done, tmp_path, mon
     monkeypatch.setattr(
         "benchmarks.evidence.__main__.time", SimpleNamespace(perf_counter=lambda: clock[0], sleep=sleep)
     )
-    queue(jobs, setup, type("Arguments", (), {"max_minutes": minutes, "out": tmp_path}))
-    assert len(keys(tmp_path, "gain")) == jobs_done
+    queue(jobs, setup, type("Arguments", (), {"max_minutes": minutes, "out": tmp_path, "fill": fill}))
+    assert (len(keys(tmp_path, "gain")), len(told_to_stop)) == (jobs_done, stopped)
 
 
 def test_a_row_brings_the_curve_of_its_training(tmp_path):

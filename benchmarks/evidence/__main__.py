@@ -43,6 +43,7 @@ def main() -> None:
     parser.add_argument("--voc", help="the folder that holds VOCdevkit, for segmentation")
     parser.add_argument("--only", action="append", help="jobs whose key SUITE/NAME/SEED contains this; in this order")
     parser.add_argument("--max-minutes", type=float, default=1e9, help="start no job that could end later")
+    parser.add_argument("--fill", action="store_true", help="start them all the same: the next call goes on with them")
     parser.add_argument("--at-once", type=int, default=1, help="jobs side by side: a GPU is idle between short kernels")
     parser.add_argument("--out", type=Path, default=RESULTS, help="where the CSVs are read and written")
     parser.add_argument("--runs", type=Path, default=Path("runs/evidence"), help="run folders")
@@ -111,7 +112,8 @@ def queue(jobs: list[Job], setup: Setup, arguments: Any) -> None:
         ready = [
             job
             for job in waiting
-            if (not job.needs or job.needs in done) and MARGIN * (ahead + latest.get(job.kind, 0)) < deadline - now
+            if (not job.needs or job.needs in done)
+            and (arguments.fill or MARGIN * (ahead + latest.get(job.kind, 0)) < deadline - now)
         ]
         if not running and not ready:
             break
