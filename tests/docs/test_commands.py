@@ -73,6 +73,7 @@ BENCHMARKS = {
     ),
     "benchmarks.evidence.document": ("", r"\A\Z"),
     "benchmarks.fidelity": (f"--epochs 1 --out results.csv {FEW}", r"'selection_top1': \d"),
+    "benchmarks.latency": ("--width 0.25 --networks 3 --rounds 1 --out results", r"^median +median error \d"),
     "benchmarks.lightnl": (
         "--no-compile --seconds 1 --out results",
         r"speed_lightnl\.csv$|rows are beyond their bound",
