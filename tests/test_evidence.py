@@ -18,8 +18,8 @@ from autonl.nn.light_nonlocal import LightNL
 from benchmarks import RESULTS, read_rows
 from benchmarks.branches import Watch
 from benchmarks.evidence.__main__ import append, keys, queue, row_file
-from benchmarks.evidence.document import DOC, document, gains, no_worse, rivals, what_random_networks_like
-from benchmarks.evidence.groups import Claim, Group, groups, overlap, read, verdict
+from benchmarks.evidence.document import DOC, document, gains, rivals, what_random_networks_like
+from benchmarks.evidence.groups import Claim, Group, groups, no_worse, overlap, read, verdict
 from benchmarks.evidence.jobs import SUITES, Job
 from benchmarks.evidence.run import COLUMNS, Setup, budget_of, course, network_of
 from benchmarks.tried import rows_of

@@ -192,8 +192,8 @@ def refuse_empty_classes(root: str, reader: Any) -> None:
     if closed:
         raise AutoNLError(f"{root}: the class folder {closed[0]!r} cannot be read: permission denied")
     if empty:
-        more = f", as do {len(empty) - 1} more" if len(empty) > 1 else ""
-        raise AutoNLError(f"{root}: the class folder {empty[0]!r} holds no images{more}")
+        more = f" (and {len(empty) - 1} more)" if len(empty) > 1 else ""
+        raise AutoNLError(f"{root}: the class folder {empty[0]!r}{more} holds no images")
     loose = sorted(filled - folders)
     if loose:
         raise AutoNLError(f"{root}: the image {loose[0]!r} lies in no class folder")

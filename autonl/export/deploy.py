@@ -127,7 +127,7 @@ class DeployedLightNL(nn.Module):
         if not self.energy:
             return factor
         square = (x_sc * x_sc).sum((1, 2), keepdim=True)  # (N, 1, 1); a sampler has shared it out over H W
-        count = self.compact_chs * (1 if self.stride > 1 else self.size[0] * self.size[1])
+        count = self.compact_chs * (self.size[0] * self.size[1] if self.sampler is None else 1)
         return factor / (square / count + EPSILON)
 
     def channels_last(self, x: Tensor, x_s: Tensor) -> Tensor:

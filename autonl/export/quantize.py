@@ -46,7 +46,7 @@ def quantize_onnx(path: Path, images: Iterable[np.ndarray], folder: Path) -> Non
             return None if image is None else {INPUT: image}
 
     logging.getLogger().setLevel(logging.ERROR)
-    prepared = folder / f"prepared-{path.name}"  # another name than any file may have
+    prepared = folder / f"prepared-{path.name}"  # not the file's own name, whatever that is
     quant_pre_process(str(path), str(prepared), skip_symbolic_shape=True)
     nodes = onnx.load(str(prepared)).graph.node
     divisors = {node.input[1] for node in nodes if node.op_type == "Div"}
@@ -93,7 +93,7 @@ def quantize_openvino(path: Path, images: Iterable[np.ndarray], folder: Path) ->
     ]
     scope = nncf.IgnoredScope(types=["MatMul", "ReduceSum", "Divide"], names=names, validate=False)
     converted = nncf.quantize(model, nncf.Dataset(inputs), ignored_scope=scope, subset_size=len(inputs))
-    temporary = folder / f"int8-{path.name}"  # another: the constants are still read from the float file
+    temporary = folder / f"int8-{path.name}"  # not its own: constants are still read from there
     openvino.save_model(converted, temporary)
     del model
     for suffix in (".xml", ".bin"):

@@ -54,7 +54,7 @@ class Space:
     se: tuple[float, ...] = (0.25, 0.5)  # empty: no SE
     ratios: tuple[float, ...] = (0.125, 0.25)  # empty: no LightNL
     strides: tuple[int, ...] = (2, 1)  # from the fewest positions to the most
-    operator: str = "lightnl_energy"  # or lightnl, as published: where activations are bounded, as ReLU6 does
+    operator: str = "lightnl_energy"  # or lightnl, as published: where activations are bounded, as by ReLU6
 
     def __post_init__(self) -> None:
         for name in ("kernels", "expands", "se", "ratios"):

@@ -14,7 +14,7 @@ from statistics import correlation, mean, median
 from typing import Any
 
 from benchmarks import RESULTS, read_rows
-from benchmarks.evidence.groups import Claim, Group, correlated, difference, groups, overlap, read, verdict
+from benchmarks.evidence.groups import Claim, Group, correlated, difference, groups, no_worse, overlap, read, verdict
 from benchmarks.evidence.jobs import SUITES
 
 DOC = RESULTS.parents[1] / "docs" / "results.md"
@@ -236,14 +236,6 @@ def rivals(found: dict[str, Group]) -> str:
         "- LightNL is as accurate as the operators it was made lighter from (in points, and how many times its MACs"
         f" they add): {said}."
     )
-
-
-def no_worse(one: Group, other: Group) -> str:
-    """What is known about `one` being no worse."""
-    if one.error is None or other.error is None:
-        return "too few runs to say"
-    apart, noise = one.mean - other.mean, 2 * math.hypot(one.error, other.error)
-    return "**does not hold here**" if apart < -noise else "**holds**" if apart > noise else "no difference shown"
 
 
 def gains(found: dict[str, Group]) -> list[str]:

@@ -10,6 +10,8 @@ from statistics import correlation, mean, stdev
 
 from benchmarks import RESULTS, read_rows
 
+TOO_FEW = "too few runs to say"
+
 
 @dataclass(frozen=True)
 class Group:
@@ -60,30 +62,40 @@ def verdict(claim: Claim, found: dict[str, Group]) -> str:
     if claim.better not in found or claim.worse not in found:
         return "not run yet"
     better, worse = found[claim.better], found[claim.worse]
-    apart = better.mean - worse.mean
+    apart, noise = better.mean - worse.mean, noise_of(better, worse)
     n = f"n = {len(better.values)} and {len(worse.values)}"
-    if better.error is None or worse.error is None:
-        return f"{apart:+.2f} ({n}): too few runs to say"
-    noise = 2 * math.hypot(better.error, worse.error)
+    if noise is None:
+        return f"{apart:+.2f} ({n}): {TOO_FEW}"
     figures = f"{apart:+.2f}, two standard errors {noise:.2f} ({n})"
     if apart + noise < claim.target:
         return f"**smaller than that here**: {figures}" if apart > noise else f"**does not hold here**: {figures}"
     return f"**holds**: {figures}" if apart > max(noise, claim.target) else f"**not shown**: {figures}"
 
 
+def noise_of(one: Group, other: Group) -> float | None:
+    """Two standard errors of the difference of two means; of single runs none is known."""
+    return None if one.error is None or other.error is None else 2 * math.hypot(one.error, other.error)
+
+
+def no_worse(one: Group, other: Group) -> str:
+    """What is known about `one` being no worse."""
+    apart, noise = one.mean - other.mean, noise_of(one, other)
+    if noise is None:
+        return TOO_FEW
+    return "**does not hold here**" if apart < -noise else "**holds**" if apart > noise else "no difference shown"
+
+
 def difference(better: Group, worse: Group) -> str:
-    apart = f"{better.mean - worse.mean:+.2f}"
-    if better.error is None or worse.error is None:
-        return apart
-    return f"{apart} ± {math.hypot(better.error, worse.error):.2f}"
+    apart, noise = f"{better.mean - worse.mean:+.2f}", noise_of(better, worse)
+    return apart if noise is None else f"{apart} ± {noise / 2:.2f}"
 
 
 def overlap(one: Group, other: Group) -> str:
     low, high = max(min(one.values), min(other.values)), min(max(one.values), max(other.values))
     spans = ", ".join(f"{group.name} {min(group.values):.2f} to {max(group.values):.2f}" for group in (one, other))
-    if one.error is None or other.error is None:
-        return f"{spans}: too few runs to say"
-    apart, noise = one.mean - other.mean, 2 * math.hypot(one.error, other.error)
+    apart, noise = one.mean - other.mean, noise_of(one, other)
+    if noise is None:
+        return f"{spans}: {TOO_FEW}"
     said = "overlap" if low <= high else "**do not overlap**"
     return f"{spans}: they {said}; {apart:+.2f}, two standard errors {noise:.2f}"
 
