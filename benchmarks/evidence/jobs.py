@@ -35,6 +35,7 @@ class Job:
     needs: str = ""  # the key of the job whose architecture (found) or weights (segment) this one takes
     resolution: int = RESOLUTION
     width: float = 1.0
+    ratio: float = 0.0  # of every LightNL block; 0: as the network has it
     settings: tuple[str, ...] = ()
 
     @property
@@ -79,8 +80,11 @@ def tuning() -> list[Job]:
     ]
 
 
+ALL_CHANNELS = "+ LightNL of all channels"
+
+
 def gain() -> list[Job]:
-    return seeds(
+    main = seeds(
         5,
         trained("gain", "MobileNetV2", "mobilenetv2_100"),
         trained("gain", "+ LightNL", "mobilenetv2_100+lightnl"),
@@ -88,6 +92,7 @@ def gain() -> list[Job]:
         trained("gain", "+ control", "mobilenetv2_100+depthwise"),
         trained("gain", "+ SE", "mobilenetv2_100+se"),
     )
+    return [*main, *seeds(1, trained("gain", ALL_CHANNELS, "mobilenetv2_100+lightnl", ratio=1.0))]
 
 
 GATES_ALONE = ("search.trials=0",)  # as the search was before it had trials
@@ -198,9 +203,9 @@ def budget() -> list[Job]:
 def segmentation() -> list[Job]:
     suite = "segmentation"
 
-    def backbone(name: str, more: str = "", *settings: str) -> Callable[[int], Job]:
-        needs = f"gain/{name}/"
-        return lambda seed: Job(suite, name + more, seed, kind="segment", needs=f"{needs}{seed}", settings=settings)
+    def backbone(name: str, more: str = "", *settings: str, needs: str = "") -> Callable[[int], Job]:
+        needs = needs or f"gain/{name}"
+        return lambda seed: Job(suite, name + more, seed, kind="segment", needs=f"{needs}/{seed}", settings=settings)
 
     pretrained = Job(
         suite,
@@ -211,10 +216,15 @@ def segmentation() -> list[Job]:
         weights="tf_efficientnet_lite0_fp16.pth",
     )
     plain, lightnl = "MobileNetV2", "+ LightNL"
-    # Why it brings less here than in the paper: is the schedule too short, or do a few images explode, as the loss of a
-    # run looks like, which a division by the energy would prevent?
+    # Why it brings less here than in the paper: is the schedule too short, do a few images explode, as the loss of a
+    # run looks like, which a division by the energy would prevent, or is a quarter of the channels too little?
     longer = ", 120 epochs", "schedule.epochs=120"
-    why = seeds(1, backbone(plain, *longer), backbone(lightnl, *longer), backbone("+ LightNL by energy"))
+    why = seeds(1, backbone(plain, *longer), backbone(lightnl, *longer))
+    why += seeds(3, backbone("+ LightNL by energy"))
+    # or do backbones that have only seen 96 px have too small maps to gain from it?
+    larger, at_128 = ", backbone at 128 px", "widths/128 px x 100"
+    why += seeds(1, backbone(plain, larger, needs=at_128), backbone(lightnl, larger, needs=f"{at_128} + LightNL"))
+    why += seeds(1, backbone(ALL_CHANNELS))
     # three with LightNL spread by 2 points: five know the difference to about 1
     return [pretrained, *seeds(5, backbone(plain), backbone(lightnl)), *why]
 

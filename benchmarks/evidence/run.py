@@ -187,7 +187,14 @@ def network_of(job: Job, setup: Setup) -> Ref:
         return with_blocks(spec, job, lightnl=None)
     if operator == "se":
         return with_blocks(spec, job, se=0.25)
-    return spec.with_operator(operator) if operator else spec
+    spec = spec.with_operator(operator) if operator else spec
+    return with_ratio(spec, job.ratio) if job.ratio else spec
+
+
+def with_ratio(spec: ArchSpec, ratio: float) -> ArchSpec:
+    places = (block.lightnl and dataclasses.replace(block.lightnl, ratio=ratio) for block in spec.blocks)
+    blocks = (dataclasses.replace(block, lightnl=place) for block, place in zip(spec.blocks, places, strict=True))
+    return dataclasses.replace(spec, blocks=tuple(blocks))
 
 
 def with_blocks(spec: ArchSpec, job: Job, **changes: Any) -> ArchSpec:
