@@ -41,18 +41,21 @@ def environment_keys() -> tuple[str, ...]:
 
 def write_rows(name: str, rows: Sequence[dict[str, Any]], folder: Path = RESULTS) -> Path:
     """Into a CSV; a column that a row does not have (yet) is left empty."""
-    folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.csv"
     columns = dict.fromkeys(column for row in rows for column in row) | environment()
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(columns), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(row | environment() for row in rows)
+    put_rows(path, list(columns), [row | environment() for row in rows])
     return path
+
+
+def put_rows(path: Path, columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> None:
+    """Into a CSV, in place of what it had."""
+    path.unlink(missing_ok=True)
+    add_rows(path, columns, rows)
 
 
 def add_rows(path: Path, columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> None:
     """To the end of a CSV; what a row has besides the columns is left out."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     new = not path.exists()
     with path.open("a", newline="") as file:
         writer = csv.DictWriter(file, columns, lineterminator="\n", extrasaction="ignore")

@@ -17,7 +17,6 @@ Rows of another call for the same run are replaced; docs/results.md is made from
 from __future__ import annotations
 
 import argparse
-import csv
 from datetime import date
 from math import nan
 from pathlib import Path
@@ -33,7 +32,7 @@ from autonl.train.config import replace
 from autonl.train.folder import run_config
 from autonl.train.run import known_classes
 from autonl.weights import load
-from benchmarks import RESULTS, read_rows
+from benchmarks import RESULTS, put_rows, read_rows
 
 COLUMNS = ("run", "block", "operator", "branch", "ordinary", "largest", "not_finite", "images", "torch", "date")
 
@@ -97,15 +96,11 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=2000, help="of the validation images, the first so many")
     parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
-    arguments.out.mkdir(parents=True, exist_ok=True)
     path = arguments.out / "branches.csv"
     for run in arguments.runs:
         rows = rows_of(run.absolute(), arguments.data, arguments.count)
         others = [row for row in read_rows(path) if row["run"] != run.absolute().name]
-        with path.open("w", newline="") as file:
-            writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-            writer.writeheader()
-            writer.writerows([*others, *rows])
+        put_rows(path, COLUMNS, [*others, *rows])
         for row in rows:
             print(*row.values())
         print(f"{run}: {len(rows)} LightNL blocks")

@@ -9,7 +9,6 @@ digits_budgets.csv are appended as they come, and what is there is not run again
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import os
 import subprocess
@@ -23,7 +22,7 @@ import torch
 
 from autonl.arch.macs import count_macs
 from autonl.search.space import load_space
-from benchmarks import RESULTS, read_rows
+from benchmarks import RESULTS, add_rows, read_rows
 
 SHARES = (30, 45, 60, 75, 90)
 SEEDS = (0, 1, 2)
@@ -67,7 +66,6 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
     parser.add_argument("--set", action="append", default=[], dest="settings", help="a setting for every command")
     arguments = parser.parse_args()
-    arguments.out.mkdir(parents=True, exist_ok=True)
     path = arguments.out / "digits_budgets.csv"
     done = {(int(row["share"]), int(row["seed"])) for row in read_rows(path)}
     wanted = [(share, seed) for seed in arguments.seeds for share in arguments.shares]
@@ -76,12 +74,7 @@ def main() -> None:
         for future in as_completed([pool.submit(run, *job, arguments.settings) for job in jobs]):
             row = future.result()
             print(*row.values(), flush=True)
-            new = not path.exists()
-            with path.open("a", newline="") as file:
-                writer = csv.DictWriter(file, list(row), lineterminator="\n")
-                if new:
-                    writer.writeheader()
-                writer.writerow(row)
+            add_rows(path, list(row), [row])
 
 
 if __name__ == "__main__":

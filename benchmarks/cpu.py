@@ -11,7 +11,6 @@ of maps, in thousands of numbers.
 from __future__ import annotations
 
 import argparse
-import csv
 import math
 import platform
 import time
@@ -24,7 +23,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from autonl.models import create_model
 from autonl.nn.light_nonlocal import LightNL
-from benchmarks import RESULTS
+from benchmarks import RESULTS, put_rows
 
 MARK = "LightNL"
 FORMATS = {"channels_first": torch.contiguous_format, "channels_last": torch.channels_last}
@@ -89,11 +88,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     rows = [measure(ref, layout, arguments.repeats) for ref in arguments.networks for layout in FORMATS]
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    with (arguments.out / "speed_cpu.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    put_rows(arguments.out / "speed_cpu.csv", list(rows[0]), rows)
     for row in rows:
         print(*(f"{key} {value}" for key, value in row.items()))
 

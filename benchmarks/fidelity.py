@@ -10,7 +10,6 @@ held-out training images, as a trial is; one row each in benchmarks/results/fide
 from __future__ import annotations
 
 import argparse
-import csv
 import tempfile
 import time
 from pathlib import Path
@@ -23,7 +22,7 @@ from autonl.search.config import SearchConfig
 from autonl.train.config import load_config, replace
 from autonl.train.folder import view_settings
 from autonl.train.loop import launch
-from benchmarks import RESULTS, read_rows
+from benchmarks import RESULTS, add_rows, read_rows
 from benchmarks.evidence.jobs import RECIPE, RESOLUTION, SUITES
 from benchmarks.evidence.run import Setup, commit, network_of
 
@@ -58,10 +57,7 @@ def main() -> None:
     known_by = ("job", "seed", "epochs", "resolution")
     done = [tuple(row[column] for column in known_by) for row in read_rows(arguments.out)]
     wanted = [(job, epochs) for epochs in arguments.epochs for job in jobs]
-    with arguments.out.open("a", newline="") as file, tempfile.TemporaryDirectory() as folder:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        if not file.tell():
-            writer.writeheader()
+    with tempfile.TemporaryDirectory() as folder:
         for job, epochs in wanted:
             if (job.name, str(job.seed), str(epochs), size) in done:
                 continue
@@ -74,8 +70,7 @@ def main() -> None:
             losses = " ".join(f"{epoch['train_loss']:.4f}" for epoch in result.history)
             row |= {"selection_top1": round(result.metrics["top1"], 2), "commit": commit(), "resolution": size}
             row |= {"losses": losses}
-            writer.writerow(row | {"seconds": round(time.perf_counter() - started, 1)})
-            file.flush()
+            add_rows(arguments.out, COLUMNS, [row | {"seconds": round(time.perf_counter() - started, 1)}])
             print(row, flush=True)
 
 

@@ -11,7 +11,6 @@ loads its kernels, is left out. `--epochs 30` is the recipe's own length.
 """
 
 import argparse
-import csv
 import itertools
 import platform
 import tempfile
@@ -30,7 +29,7 @@ from autonl.train.config import Config, load_config
 from autonl.train.progress import Progress
 from autonl.train.run import train_classifier
 from autonl.train.tasks import create_optimizer
-from benchmarks import require_cuda
+from benchmarks import RESULTS, put_rows, require_cuda
 
 NETWORK = "mobilenetv2_100"
 CLASSES = 100
@@ -140,12 +139,8 @@ def main() -> None:
     ]
     for row in table:
         print("{images:26} {images_per_second:8,} images/s {share_of_bare:6.1%} of bare  top-1 {top1}".format(**row))
-    path = Path(__file__).parent / "results" / f"training_{about['hardware'].replace(' ', '_')}.csv"
-    path.parent.mkdir(exist_ok=True)
-    with open(path, "w", newline="") as file:
-        writer = csv.DictWriter(file, list(table[0]))
-        writer.writeheader()
-        writer.writerows(table)
+    path = RESULTS / f"training_{about['hardware'].replace(' ', '_')}.csv"
+    put_rows(path, list(table[0]), table)
     print(path)
 
 

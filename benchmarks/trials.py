@@ -12,7 +12,6 @@ the mean of random ones: what the settings in search/trials.py were chosen by.
 from __future__ import annotations
 
 import argparse
-import csv
 import random
 import tempfile
 from dataclasses import replace
@@ -32,7 +31,7 @@ from autonl.search.gates import from_choices, to_choices
 from autonl.search.landing import Knapsack, land
 from autonl.search.space import Choice, load_space
 from autonl.search.supernet import SuperNet
-from benchmarks import RESULTS
+from benchmarks import RESULTS, put_rows
 
 FIDELITY, NOISE = 0.85, 0.8
 STRUCTURES = {"own": (1.0, 0.0, 0.0), "shared": (0.6, 0.6, 0.5)}  # block, stage, network
@@ -131,11 +130,7 @@ def main() -> None:
             figures = (worths, count, alike, round(mean(gains), 2), round(error, 2), len(gains))
             rows.append(dict(zip(COLUMNS, figures, strict=True)))
             print(rows[-1], flush=True)
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    with (arguments.out / "trials_simulated.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    put_rows(arguments.out / "trials_simulated.csv", COLUMNS, rows)
 
 
 if __name__ == "__main__":

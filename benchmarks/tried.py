@@ -8,13 +8,12 @@ Appends to search_tried.csv, from which docs/results.md is made.
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 from pathlib import Path
 from typing import Any
 
 from autonl.search.trials import drawn_blind
-from benchmarks import RESULTS
+from benchmarks import RESULTS, add_rows
 
 COLUMNS = ("search", "trial", "drawn_by", "trained", "supernet", "blocks", "lightnl", "se")
 
@@ -41,16 +40,9 @@ def main() -> None:
     parser.add_argument("runs", nargs="+", type=Path)
     parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    path = arguments.out / "search_tried.csv"
-    new = not path.exists()
-    with path.open("a", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        if new:
-            writer.writeheader()
-        for run in arguments.runs:
-            writer.writerows(rows := rows_of(run))
-            print(f"{run}: {len(rows)} trials")
+    for run in arguments.runs:
+        add_rows(arguments.out / "search_tried.csv", COLUMNS, rows := rows_of(run))
+        print(f"{run}: {len(rows)} trials")
 
 
 if __name__ == "__main__":

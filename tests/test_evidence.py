@@ -15,7 +15,7 @@ from autonl.arch.codec import block_to_string, spec_to_dict
 from autonl.arch.macs import count_macs
 from autonl.models import resolve
 from autonl.nn.light_nonlocal import LightNL
-from benchmarks import RESULTS, read_rows
+from benchmarks import RESULTS, add_rows, put_rows, read_rows
 from benchmarks.branches import Watch
 from benchmarks.evidence import document
 from benchmarks.evidence.__main__ import append, keys, queue, row_file
@@ -145,6 +145,16 @@ def test_lightnl_of_all_channels(tmp_path):
     )
     assert {block.lightnl.ratio for block in spec.blocks} == {1.0}
     assert [block.lightnl.stride for block in spec.blocks] == [block.lightnl.stride for block in published.blocks]
+
+
+def test_rows_of_a_csv(tmp_path):
+    """Where there is no folder yet, one is made: nobody measures for minutes and loses it."""
+    path = tmp_path / "made" / "rows.csv"
+    add_rows(path, ("a", "b"), [{"a": 1, "b": 2, "left out": 3}])
+    add_rows(path, ("a", "b"), [{"a": 4}])
+    assert path.read_bytes() == b"a,b\n1,2\n4,\n"
+    put_rows(path, ("a",), [{"a": 5}])
+    assert read_rows(path) == [{"a": "5"}]
 
 
 def test_what_is_said_of_small_settings():

@@ -319,6 +319,41 @@ def test_int8_leaves_the_energy_alone(name, tmp_path, monkeypatch):
     assert {kind for chain in chains for kind in chain} <= {"ReduceSum", "Div", "Divide", "Add"}
 
 
+@pytest.mark.parametrize("name", [installed("onnx"), installed("openvino")])
+def test_int8_keeps_to_seven_bits(name, tmp_path, monkeypatch):
+    """255 * 127 + 255 * 127 is more than 16 bits hold, and processors without VNNI add in those; 255 * 64 twice is not.
+
+    Nor may ONNX Runtime give ReLU6's input, which nobody sees, a range; stem and first depthwise kernel are in float.
+    """
+    monkeypatch.setattr(judging, "INT8_AGREEMENT", 0.0)
+    path = tmp_path / f"seven{open_format(name).suffix}"
+    export("digits", Request(name, path, quantize=True, calibrate="digits", images="digits", count=4))
+    if name == "openvino":
+        assert largest_of_openvino(path) <= 64
+        return
+    import onnx
+
+    graph = onnx.load(str(path)).graph
+    made = {out: node for node in graph.node for out in node.output}
+    stored = {one.name: onnx.numpy_helper.to_array(one) for one in graph.initializer}
+    weights_of = [made.get(node.input[1]) for node in graph.node if node.op_type in ("Conv", "Gemm")]
+    assert [found is None for found in weights_of] == [True] * 2 + [False] * (len(weights_of) - 2)
+    largest = [abs(stored[found.input[0]].astype(int)).max() for found in weights_of[2:]]
+    assert 0 < max(largest) <= 64
+    clips = [node for node in graph.node if node.op_type == "Clip"]
+    assert [made[node.input[0]].op_type for node in clips] == ["Conv"] * 2
+
+
+def largest_of_openvino(path):
+    import openvino
+
+    nodes = openvino.Core().read_model(str(path)).get_ops()
+    eight = [node for node in nodes if node.get_type_name() == "Constant" and node.get_element_type().size == 1]
+    dense = [node.data.astype(int) for node in eight if node.data.shape[1] > 1]  # depthwise kernels add no pairs
+    assert [values.ndim for values in dense].count(2) == 1  # the classifier is among them
+    return max(abs(values).max() for values in dense)
+
+
 def energies_of_onnx(path):
     """The operators from each division by something, back to the sum that this comes from."""
     import onnx

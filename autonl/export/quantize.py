@@ -23,6 +23,9 @@ def quantize(form: str, path: Path, images: Iterable[np.ndarray], folder: Path) 
     LightNL's products are left as they are: their factors span orders of magnitude, and they are a few percent of the
     MACs. So is the energy that it is divided by, which eight bits would take for zero. ONNX Runtime still takes the
     first product to int8 by itself where its factors come out of int8.
+
+    Weights have seven bits: a processor without VNNI adds pairs of products in 16 bits, which eight bits overflow, and
+    nobody knows today where a file will run.
     """
     if form not in QUANTIZED:
         refuse("--quantize", form, f"int8 with --format {' or '.join(QUANTIZED)}")
@@ -51,14 +54,18 @@ def quantize_onnx(path: Path, images: Iterable[np.ndarray], folder: Path) -> Non
     nodes = onnx.load(str(prepared)).graph.node
     divisors = {node.input[1] for node in nodes if node.op_type == "Div"}
     energies = [node.name for node in nodes if node.op_type == "Add" and node.output[0] in divisors]
+    # channels behind the stem differ most, and its depthwise kernel works on one at a time: one range fits them badly
+    first = [node.name for node in nodes if node.op_type == "Conv"][:2]
     quantize_static(
         str(prepared),
         str(path),
         Reader(),
         quant_format=QuantFormat.QDQ,
-        op_types_to_quantize=["Conv", "Gemm", "Add", "GlobalAveragePool", "AveragePool"],
-        nodes_to_exclude=energies,
+        # a ReLU that is not named has the range of what it cuts off
+        op_types_to_quantize=["Conv", "Relu", "Clip", "Gemm", "Add", "GlobalAveragePool", "AveragePool"],
+        nodes_to_exclude=[*energies, *first],
         per_channel=True,
+        reduce_range=True,
         activation_type=QuantType.QUInt8,
         weight_type=QuantType.QInt8,
     )
@@ -74,27 +81,28 @@ def quantize_openvino(path: Path, images: Iterable[np.ndarray], folder: Path) ->
     nncf.set_log_level(logging.ERROR)
     model = openvino.Core().read_model(str(path))
     inputs = list(images)
-    # LightNL's sampler (1x1), and its kernel behind a transpose: a range a channel, which the plugin would put into
-    # the product before it, where it fits no more
-    names = [
-        operation.get_friendly_name()
-        for operation in model.get_ops()
-        if operation.get_type_name() == "GroupConvolution"
-        and (
-            list(operation.input(1).get_shape())[-2:] == [1, 1]
-            or operation.input(0).get_source_output().get_node().get_type_name() == "Transpose"
-        )
-    ]
-    names += [  # x_sc^2 of its energy
-        operation.get_friendly_name()
-        for operation in model.get_ops()
-        if operation.get_type_name() == "Multiply"
-        and operation.input(0).get_source_output() == operation.input(1).get_source_output()
-    ]
-    scope = nncf.IgnoredScope(types=["MatMul", "ReduceSum", "Divide"], names=names, validate=False)
-    converted = nncf.quantize(model, nncf.Dataset(inputs), ignored_scope=scope, subset_size=len(inputs))
+    names = [operation.get_friendly_name() for operation in model.get_ops() if of_lightnl(operation)]
+    scope = nncf.IgnoredScope(types=["ReduceSum", "Divide"], names=names, validate=False)
+    seven_bits = nncf.AdvancedQuantizationParameters(overflow_fix=nncf.OverflowFix.ENABLE)
+    converted = nncf.quantize(
+        model, nncf.Dataset(inputs), ignored_scope=scope, subset_size=len(inputs), advanced_parameters=seven_bits
+    )
     temporary = folder / f"int8-{path.name}"  # not its own: constants are still read from there
     openvino.save_model(converted, temporary)
     del model
     for suffix in (".xml", ".bin"):
         temporary.with_suffix(suffix).replace(path.with_suffix(suffix))
+
+
+def of_lightnl(operation: Any) -> bool:
+    """Whether this operation of OpenVINO's belongs to a LightNL block and would not be itself in eight bits."""
+    kind = operation.get_type_name()
+    sources = [one.get_source_output() for one in operation.inputs()]
+    before = [source.get_node().get_type_name() for source in sources]
+    if kind == "MatMul":  # the classifier's second factor is a constant
+        return "Constant" not in before
+    if kind == "Multiply":  # x_sc^2 of its energy
+        return bool(sources[0] == sources[1])
+    # its sampler (1x1), and its kernel behind a transpose: a range a channel, which the plugin would put into the
+    # product before it, where it fits no more
+    return kind == "GroupConvolution" and (list(sources[1].get_shape())[-2:] == [1, 1] or before[0] == "Transpose")
