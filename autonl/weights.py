@@ -49,11 +49,15 @@ def run_weights(ref: Ref) -> Path:
 
 def refuse_segmentation(ref: Ref) -> None:
     """The run folder of a segmentation names its backbone; its weights are of more, and of no classifier."""
-    folder = run_folder(ref)
-    if folder and read_run(folder).get("task") == SEGMENTATION:
+    if is_segmentation(ref):
         raise AutoNLError(
             f"{ref}: holds a segmentation, which is no classifier; allowed: the run folder of a training or a search"
         )
+
+
+def is_segmentation(ref: Ref) -> bool:
+    folder = run_folder(ref)
+    return folder is not None and read_run(folder).get("task") == SEGMENTATION
 
 
 def load_weights(module: nn.Module, path: str | os.PathLike[str], *, other_classes: bool = False) -> bool:

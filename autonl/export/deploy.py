@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from timm.layers import BatchNormAct2d, SelectAdaptivePool2d
 from timm.models._efficientnet_blocks import DepthwiseSeparableConv, EdgeResidual, InvertedResidual, SqueezeExcite
-from timm.models.efficientnet import EfficientNet
-from timm.models.mobilenetv3 import MobileNetV3
+from timm.models.efficientnet import EfficientNet, EfficientNetFeatures
+from timm.models.mobilenetv3 import MobileNetV3, MobileNetV3Features
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
@@ -26,7 +27,9 @@ MANY_POSITIONS = 500  # from here on OpenVINO gathers channels faster than it sl
 # kind of module -> its convolutions, each with the BN behind it
 FOLDED = {
     EfficientNet: (("conv_stem", "bn1"), ("conv_head", "bn2")),
+    EfficientNetFeatures: (("conv_stem", "bn1"),),
     MobileNetV3: (("conv_stem", "bn1"),),
+    MobileNetV3Features: (("conv_stem", "bn1"),),
     InvertedResidual: (("conv_pw", "bn1"), ("conv_dw", "bn2"), ("conv_pwl", "bn3")),
     DepthwiseSeparableConv: (("conv_dw", "bn1"), ("conv_pw", "bn2")),
     EdgeResidual: (("conv_exp", "bn1"), ("conv_pwl", "bn2")),
@@ -62,6 +65,9 @@ def deploy(model: nn.Module, size: int | tuple[int, int], layout: Layout = "chan
             if isinstance(module, kind):
                 for conv, norm in pairs:
                     fold(module, conv, norm)
+        if isinstance(module, nn.Sequential):  # a segmentation's head
+            for conv, norm in itertools.pairwise(module._modules):
+                fold(module, conv, norm)
     return deployed
 
 
@@ -181,7 +187,7 @@ def fold(parent: nn.Module, conv_name: str, norm_name: str) -> None:
     """Put the BN into the convolution before it; its activation, or the LightNL behind it, takes its place."""
     conv: Any = getattr(parent, conv_name)
     norm: Any = getattr(parent, norm_name)
-    bn, *behind = list(norm) if isinstance(norm, nn.Sequential) else [norm]
+    bn, *behind = list(norm) if isinstance(norm, nn.Sequential) and len(norm) else [norm]
     if not (isinstance(conv, nn.Conv2d) and isinstance(bn, BatchNormAct2d | nn.BatchNorm2d)):
         return  # another kind of normalisation, which stays
     setattr(parent, conv_name, fuse_conv_bn_eval(conv, bn))

@@ -16,10 +16,12 @@ from torch import nn
 
 from autonl.errors import AutoNLError, refuse_name
 from autonl.export.deploy import Layout
+from autonl.export.script import Runner
 
 
 class Running(Protocol):
-    """A file in its runtime, on one kind of input: images (N, 3, H, W) -> logits (N, classes)."""
+    """A file in its runtime, on one kind of input: images (N, 3, H, W) -> logits (N, classes), of a segmentation
+    (N, classes, H, W)."""
 
     outside: list[str]  # operators that the accelerated part of the runtime did not take
 
@@ -40,7 +42,7 @@ class Format:
     packages: tuple[str, ...]  # that writing and running need
     write: Callable[[nn.Module, torch.Tensor, Path, bool], None]
     start: Callable[[Path, int], Running] | None
-    script: str  # runs the file with nothing but its runtime, numpy and pillow
+    runner: Runner  # the script that runs the file with nothing but its runtime, numpy and pillow
     companions: tuple[str, ...] = ()  # suffixes of files that belong to it
     check: Callable[[Path], str] | None = None  # where it cannot be run: what the file says of itself
 

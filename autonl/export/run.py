@@ -6,7 +6,6 @@ import errno
 import json
 import os
 import shutil
-import string
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,11 +22,12 @@ from torch import nn
 
 from autonl.data.config import AugmentConfig, DataConfig
 from autonl.data.loaders import Loaders, view_of
+from autonl.data.masks import evaluation_batches
 from autonl.data.memory import Batch, View
+from autonl.data.pairs import open_pairs
 from autonl.data.sources import (
     EMBEDDED,
     SPLIT_NAMES,
-    ImageSet,
     Source,
     Stream,
     find_split,
@@ -41,10 +41,11 @@ from autonl.export.judge import Verdict, file_bytes, judge, made_images
 from autonl.export.quantize import QUANTIZED, quantize
 from autonl.export.timing import Run, Timing, interleaved, run_eager
 from autonl.models import Ref, create_model, run_folder
+from autonl.segment.network import Segmenter, load_segmenter, segment_config
 from autonl.train.folder import run_config
 from autonl.train.run import known_classes
 from autonl.version import __version__
-from autonl.weights import load_weights, run_weights
+from autonl.weights import is_segmentation, load_weights, run_weights
 
 CALIBRATION_IMAGES = 256
 
@@ -124,6 +125,10 @@ def folder_beside(out: Path) -> tempfile.TemporaryDirectory[str]:
 
 def network_of(ref: Ref, request: Request) -> tuple[Any, View, bool]:
     """The network with its weights, what it sees, and whether its weights are fresh."""
+    if (folder := run_folder(ref)) and is_segmentation(ref):
+        segmenter = load_segmenter(folder, request.weights)
+        view = view_of(segmenter.backbone, segment_config(folder).data)
+        return segmenter, replace(view, size=request.resolution or view.size), False
     config = run_config(ref)
     model: Any = create_model(ref).eval()
     fresh = request.weights is None and run_folder(ref) is None
@@ -176,6 +181,9 @@ def batches(path: str, model: Any, view: View, most: int, *, training: bool = Fa
 
     int8 takes its ranges from training images, so that the others can judge it.
     """
+    if isinstance(model, Segmenter):
+        yield from masked_batches(path, model, view, most, training)
+        return
     config = DataConfig(path=path, evaluation_batch_size=32, workers=0)
     folder = find_split(path, SPLIT_NAMES["train"]) if training and path != EMBEDDED else None
     if folder:  # whatever its classes are called: ranges need no labels
@@ -191,7 +199,16 @@ def batches(path: str, model: Any, view: View, most: int, *, training: bool = Fa
         yield pictures, labels if classes == model.num_classes else torch.full_like(labels, -1)
 
 
-def spread(images: ImageSet, most: int) -> ImageSet:
+def masked_batches(path: str, model: Segmenter, view: View, most: int, training: bool) -> Iterator[Batch]:
+    """The same for a segmentation: images with masks, as `autonl segment` takes them."""
+    config = DataConfig(path=path, evaluation_batch_size=8, workers=0)
+    source = open_pairs(config)
+    loaders = Loaders(config, AugmentConfig(), view, len(source.classes), torch.device("cpu"))
+    for pictures, masks in evaluation_batches(spread(source.train if training else source.validation, most), loaders):
+        yield pictures, masks if len(source.classes) == model.num_classes else torch.full((len(masks),), -1)
+
+
+def spread(images: Any, most: int) -> Any:
     """Every n-th: sets are sorted by class, and the first images would be of the first classes."""
     if isinstance(images, Stream) or len(images) <= most:
         return images
@@ -205,8 +222,7 @@ def singles(batches: Iterator[Batch]) -> Iterator[np.ndarray]:
 
 def description(model: Any, ref: Ref, view: View, request: Request) -> dict[str, Any]:
     """What the one who runs the file must know."""
-    classes = known_classes(ref) or numbered_classes(model.num_classes)
-    return {
+    about = {
         "autonl": __version__,
         "size": list(view.size),
         "mean": list(view.mean),
@@ -215,8 +231,13 @@ def description(model: Any, ref: Ref, view: View, request: Request) -> dict[str,
         "crop_pct": view.crop_pct,
         "batch": "any" if request.dynamic_batch else 1,
         "precision": "int8" if request.quantize else "float32",
-        "labels": classes,
+        "labels": known_classes(ref) or numbered_classes(model.num_classes),
     }
+    if isinstance(model, Segmenter):
+        from autonl.segment.pictures import palette
+
+        about["palette"] = palette().flatten().tolist()
+    return about
 
 
 def numbered_classes(count: int) -> list[str]:
@@ -234,7 +255,7 @@ def write_companions(path: Path, form: Format, about: dict[str, Any]) -> None:
     (path.parent / names["about"]).write_text(json.dumps(about, indent=1, ensure_ascii=False), encoding="utf-8")
     labels = "".join(f"{label}\n" for label in about["labels"])
     (path.parent / f"{path.name}.labels.txt").write_text(labels, encoding="utf-8")
-    (path.parent / names["script"]).write_text(string.Template(form.script).substitute(names), encoding="utf-8")
+    (path.parent / names["script"]).write_text(form.runner.script("palette" in about, names), encoding="utf-8")
 
 
 def put(part: Path, target: Path) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import string
+from dataclasses import asdict, dataclass
 
-TEMPLATE = string.Template('''"""What is on a picture: python $script IMAGE. Needs $packages, and nothing else."""
+OPENED = '''"""$what: python $script IMAGE. Needs $packages, and nothing else."""
 
 import json
 import pathlib
@@ -25,19 +26,50 @@ try:
     image = image.convert("RGB")
 except OSError:
     sys.exit(f"{sys.argv[1]}: not an image, or in a format that PIL does not read")
-side, short = int(min(height, width) / about["crop_pct"]), min(image.size)
-image = image.resize([length * side // short for length in image.size], Image.Resampling[about["interpolation"]])
-left, top = round((image.width - width) / 2), round((image.height - height) / 2)
-image = np.asarray(image.crop((left, top, left + width, top + height)), np.float32) / 255  # (H, W, 3)
-image = ((image - about["mean"]) / about["std"]).astype(np.float32).transpose(2, 0, 1)[None].copy()  # (1, 3, H, W)
+'''
+
+RUN = """image = ((image - about["mean"]) / about["std"]).astype(np.float32)
+image = image.transpose(2, 0, 1)[None].copy()  # (1, 3, H, W)
 $load
 $run
 sys.stdout.reconfigure(errors="backslashreplace")  # a label may be more than a terminal can show
-for place in logits.argsort()[::-1][:5]:
-    print(f"{logits[place]:8.3f}  {about['labels'][place]}")
-''')
+"""
+
+CLASSIFICATION = f"""{OPENED}side, short = int(min(height, width) / about["crop_pct"]), min(image.size)
+image = image.resize([length * side // short for length in image.size], Image.Resampling[about["interpolation"]])
+left, top = round((image.width - width) / 2), round((image.height - height) / 2)
+image = np.asarray(image.crop((left, top, left + width, top + height)), np.float32) / 255  # (H, W, 3)
+{RUN}for place in logits.argsort()[::-1][:5]:
+    print(f"{{logits[place]:8.3f}}  {{about['labels'][place]}}")
+"""
+
+# the whole image in the upper left corner, reduced where it is too large, around it the mean: autonl.data.masks.FitInto
+SEGMENTATION = f"""{OPENED}whole, factor = image.size, min(1, height / image.height, width / image.width)
+image = image.resize([max(1, round(side * factor)) for side in whole], Image.Resampling[about["interpolation"]])
+seen = Image.new("RGB", (width, height), tuple(round(255 * mean) for mean in about["mean"]))
+seen.paste(image)
+shown, image = image.size, np.asarray(seen, np.float32) / 255  # (H, W, 3)
+{RUN}classes = logits.argmax(0).astype(np.uint8)[: shown[1], : shown[0]]  # (H, W)
+for number, count in zip(*np.unique(classes, return_counts=True)):
+    print(f"{{count / classes.size:6.1%}}  {{about['labels'][number]}}")
+mask = Image.fromarray(classes).resize(whole, Image.Resampling.NEAREST)
+mask.putpalette(about["palette"])
+mask.save(out := f"{{pathlib.Path(sys.argv[1]).stem}}_classes.png")
+print(out)
+"""
 
 
-def runner_script(packages: str, imports: str, load: str, run: str) -> str:
-    """The script of a format; $script, $file and $about are left open until the file has a name."""
-    return TEMPLATE.safe_substitute(packages=packages, imports=imports, load=load, run=run)
+@dataclass(frozen=True)
+class Runner:
+    """What a format puts into the script: how its runtime is imported, loads FILE, and makes `logits` of `image`."""
+
+    packages: str
+    imports: str
+    load: str
+    run: str
+
+    def script(self, segmentation: bool, names: dict[str, str]) -> str:
+        """For files of these names: script, file and about."""
+        what = "What is where on a picture" if segmentation else "What is on a picture"
+        template = string.Template(SEGMENTATION if segmentation else CLASSIFICATION)
+        return template.substitute(asdict(self) | names | {"what": what})

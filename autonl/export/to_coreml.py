@@ -12,7 +12,7 @@ from torch import nn
 
 from autonl.errors import AutoNLError
 from autonl.export.formats import Format
-from autonl.export.script import runner_script
+from autonl.export.script import Runner
 
 
 def write(model: nn.Module, image: torch.Tensor, path: Path, dynamic_batch: bool) -> None:
@@ -55,7 +55,7 @@ def check(path: Path) -> str:
     return f"{len(kinds)} operators: " + ", ".join(f"{kinds.count(kind)} {kind}" for kind in sorted(set(kinds)))
 
 
-SCRIPT = runner_script(
+RUNNER = Runner(
     "coremltools, numpy and pillow",
     "import coremltools",
     "model = coremltools.models.MLModel(FILE)",
@@ -70,6 +70,6 @@ FORMAT = Format(
     packages=("coremltools",),
     write=write,
     start=RunningCoreML if sys.platform == "darwin" else None,
-    script=SCRIPT,
+    runner=RUNNER,
     check=check,
 )

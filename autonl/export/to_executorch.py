@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from autonl.export.formats import Format
-from autonl.export.script import runner_script
+from autonl.export.script import Runner
 
 LARGEST_BATCH = 32  # memory is planned for it
 
@@ -72,7 +72,7 @@ def quiet() -> Iterator[None]:
         os.close(null)
 
 
-SCRIPT = runner_script(
+RUNNER = Runner(
     "executorch, torch, numpy and pillow",
     "import torch\nfrom executorch.runtime import Runtime",
     'method = Runtime.get().load_program(FILE).load_method("forward")',
@@ -87,5 +87,5 @@ FORMAT = Format(
     packages=("executorch",),
     write=write,
     start=RunningExecuTorch,
-    script=SCRIPT,
+    runner=RUNNER,
 )

@@ -11,7 +11,7 @@ from torch import nn
 
 from autonl.errors import AutoNLError
 from autonl.export.formats import Format
-from autonl.export.script import runner_script
+from autonl.export.script import Runner
 
 INSTALL = (
     "python3 -m venv .venv-litert && .venv-litert/bin/pip install 'torch<2.15' litert-torch ai-edge-litert ., "
@@ -45,7 +45,7 @@ class RunningLiteRT:
         return np.asarray(self.interpreter.get_tensor(self.output["index"]))
 
 
-SCRIPT = runner_script(
+RUNNER = Runner(
     "ai-edge-litert, numpy and pillow",
     "from ai_edge_litert.interpreter import Interpreter",
     "net = Interpreter(FILE)\nnet.allocate_tensors()\nnet.set_tensor(net.get_input_details()[0]['index'], image)",
@@ -60,5 +60,5 @@ FORMAT = Format(
     packages=("litert_torch", "ai_edge_litert"),
     write=write,
     start=RunningLiteRT,
-    script=SCRIPT,
+    runner=RUNNER,
 )

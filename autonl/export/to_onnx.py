@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from autonl.export.formats import Format
-from autonl.export.script import runner_script
+from autonl.export.script import Runner
 
 INPUT, OUTPUT = "images", "logits"
 
@@ -46,7 +46,7 @@ class RunningONNX:
         return np.asarray(self.session.run([OUTPUT], {INPUT: images})[0])
 
 
-SCRIPT = runner_script(
+RUNNER = Runner(
     "onnxruntime, numpy and pillow",
     "import onnxruntime",
     "session = onnxruntime.InferenceSession(FILE)",
@@ -61,5 +61,5 @@ FORMAT = Format(
     packages=("onnx", "onnxscript", "onnxruntime"),
     write=write,
     start=RunningONNX,
-    script=SCRIPT,
+    runner=RUNNER,
 )

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from autonl.export.formats import Format
-from autonl.export.script import runner_script
+from autonl.export.script import Runner
 
 
 def write(model: nn.Module, image: torch.Tensor, path: Path, dynamic_batch: bool) -> None:
@@ -47,7 +47,7 @@ class RunningOpenVINO:
         return np.array(self.request.infer([images])[self.output])
 
 
-SCRIPT = runner_script(
+RUNNER = Runner(
     "openvino, numpy and pillow",
     "import openvino",
     'compiled = openvino.Core().compile_model(FILE, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})',
@@ -62,6 +62,6 @@ FORMAT = Format(
     packages=("openvino",),
     write=write,
     start=RunningOpenVINO,
-    script=SCRIPT,
+    runner=RUNNER,
     companions=(".bin",),
 )

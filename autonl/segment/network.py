@@ -14,7 +14,7 @@ from autonl.errors import AutoNLError
 from autonl.models import Ref, create_model
 from autonl.segment.config import OUTPUT_STRIDES, SegmentConfig
 from autonl.train.config import load_config
-from autonl.train.folder import CONFIG_FILE
+from autonl.train.folder import CLASSES_FILE, CONFIG_FILE
 from autonl.train.run import known_classes
 from autonl.weights import BEST_WEIGHTS, FINAL_WEIGHTS, load_weights
 
@@ -29,7 +29,7 @@ class Segmenter(nn.Module):
 
     def __init__(self, backbone: Any, classes: int) -> None:
         super().__init__()
-        info = backbone.feature_info
+        info, self.num_classes = backbone.feature_info, classes
         rates = [rate * 16 // info.reduction()[-1] for rate in (6, 12, 18)]
         self.backbone, self.head = backbone, DeepLabHead(info.channels()[-1], classes, rates)
 
@@ -81,12 +81,19 @@ def name_of(ref: Ref) -> str:
     return os.fspath(ref) if isinstance(ref, str | os.PathLike) else ref.name
 
 
+def segment_config(folder: str | os.PathLike[str]) -> SegmentConfig:
+    return load_config(str(Path(folder).absolute() / CONFIG_FILE), kind=SegmentConfig)
+
+
 def load_segmenter(folder: str | os.PathLike[str], weights: str | os.PathLike[str] | None = None) -> Segmenter:
     """The network of the run folder of a segmentation with its weights, in eval mode."""
     path = Path(folder).absolute()  # never the zoo's network of that name
-    config = load_config(str(path / CONFIG_FILE), kind=SegmentConfig)
+    config = segment_config(path)
     backbone = create_backbone(path, config.segment.output_stride, {})
-    segmenter = Segmenter(backbone, len(known_classes(path)))
+    classes = known_classes(path)
+    if not classes:
+        raise AutoNLError(f"{path / CLASSES_FILE}: no class list there, which a segmentation's folder has")
+    segmenter = Segmenter(backbone, len(classes))
     kept = (path / name for name in (FINAL_WEIGHTS, BEST_WEIGHTS))
     found = weights or next((file for file in kept if file.is_file()), None)
     if found is None:
