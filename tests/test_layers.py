@@ -25,7 +25,7 @@ ALLOWED = {
     "data": {"arch", "errors"},
     "train": {"data", "models", "weights", "nn", "arch", "errors", "version"},
     "search": {"train", "data", "models", "weights", "nn", "arch", "errors", "version"},
-    "export": {"train", "data", "models", "weights", "nn", "arch", "errors", "version"},
+    "export": {"segment", "train", "data", "models", "weights", "nn", "arch", "errors", "version"},
     "latency": {"export", "models", "errors"},
     "latency_table": {"latency", "export", "search", "models", "arch", "errors"},
     "segment": {"train", "data", "models", "weights", "arch", "errors"},
