@@ -133,8 +133,8 @@ def test_how_far_ahead_a_segmentation_is_on_the_way(monkeypatch):
     rows = [*curve("plain, long", "7", 1, 1.0), *curve("+ it", "7", 5, 9.0), *curve("+ it, long", "7", 2, 0.5)]
     monkeypatch.setattr(document, "read", lambda suite: rows)
     _, _, miou, loss = document.ahead_on_the_way("plain", "+ it")
-    assert miou == "| mIoU, 12 epochs, seed 7 | +2.0 | +4.0 | +6.0 | +8.0 | +10.0 | +12.0 |"
-    assert loss == f"| training loss, 12 epochs, seed 7 |{' -0.50 |' * 6}"
+    assert miou == "| mIoU, long, seed 7 | +2.0 | +4.0 | +6.0 | +8.0 | +10.0 | +12.0 |"
+    assert loss == f"| training loss, long, seed 7 |{' -0.50 |' * 6}"
 
 
 def test_lightnl_of_all_channels(tmp_path):

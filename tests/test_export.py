@@ -252,14 +252,18 @@ def test_verdicts():
     verdict = judge(model, off, batch, 5, False)
     assert (verdict.images, verdict.agreement) == (2, 1.0)
     assert verdict.difference == pytest.approx(1e-3, rel=1e-3)  # of the largest logit, 4
-    assert (verdict.top1, verdict.eager_top1) == (50.0, 50.0)
+    assert (verdict.score, verdict.file, verdict.network) == ("top-1", 50.0, 50.0)
     assert "1.0e-03 of the largest" in verdict.problem(quantized=False)
     assert verdict.problem(quantized=True) is None
     swapped = judge(model, lambda images: images[:, ::-1], batch, 1, False)
     assert (swapped.images, swapped.agreement) == (1, 0.0)
     assert swapped.problem(quantized=True) == "int8 names another class on 100.0% of 1 images"
     nowhere = judge(model, lambda images: images * np.nan, batch, 2, False)
-    assert nowhere.problem(quantized=False)
+    assert nowhere.problem(quantized=False) == nowhere.problem(quantized=True) == "its logits are not finite"
+    nothing = judge(model, lambda images: images, [(torch.zeros(1, 2), torch.tensor([-1]))], 1, False)
+    assert (nothing.difference, nothing.agreement, nothing.file) == (0, 1, None)
+    with pytest.raises(AutoNLError, match="no images to judge the file by"):
+        judge(model, off, [], 2, False)
     assert Verdict(3, 1e-5, 1.0).problem(quantized=False) is None
     lost = [(torch.tensor([[2.0, 1.0], [0.0, torch.nan]]), torch.tensor([0, 0]))]
     with pytest.raises(AutoNLError, match="own logits are not finite on 1 of 2 images; train it anew"):
@@ -349,9 +353,30 @@ def largest_of_openvino(path):
 
     nodes = openvino.Core().read_model(str(path)).get_ops()
     eight = [node for node in nodes if node.get_type_name() == "Constant" and node.get_element_type().size == 1]
-    dense = [node.data.astype(int) for node in eight if node.data.shape[1] > 1]  # depthwise kernels add no pairs
+    # depthwise kernels add no pairs
+    dense = [node.data.astype(int) for node in eight if node.data.ndim > 1 and node.data.shape[1] > 1]
     assert [values.ndim for values in dense].count(2) == 1  # the classifier is among them
     return max(abs(values).max() for values in dense)
+
+
+def test_verdicts_on_pixels():
+    """By hand: one image of 1 x 4 pixels, two classes; 0, 0, 1 and void are true.
+
+    The file says 0, 0, 0, 1: IoU 2 / 3 and 0. The network says 1, 0, 1, 1: IoU 1 / 2 and 1 / 2.
+    """
+    logits = torch.tensor([[[[0.0, 5, 1, 1]], [[1.0, 0, 3, 4]]]])  # (1, 2, 1, 4)
+    batch = [(logits, torch.tensor([[[0, 0, 1, 255]]], dtype=torch.uint8))]
+
+    def file(images):
+        return images + np.array([[[[2.0, 0, 3, 0]], [[0.0, 0, 0, 0]]]], np.float32)
+
+    verdict = judge(nn.Identity(), file, batch, 1, False)
+    assert (verdict.score, verdict.agreement, verdict.counted) == ("mIoU", 0.5, "the pixels of 1 images")
+    assert verdict.file == pytest.approx(100 * (2 / 3 + 0) / 2)
+    assert verdict.network == pytest.approx(100 * (1 / 2 + 1 / 2) / 2)
+    void = [(logits, torch.full((1, 1, 4), 255, dtype=torch.uint8))]
+    unmasked = [(logits, torch.tensor([-1]))]
+    assert [judge(nn.Identity(), file, one, 1, False).file for one in (void, unmasked)] == [None, None]
 
 
 def energies_of_onnx(path):

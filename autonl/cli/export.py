@@ -80,11 +80,9 @@ def print_exported(exported: Exported, threads: int, held_out: bool) -> None:
         verdict = judged.verdict
         table.add_row("largest difference", f"{verdict.difference:.1e} of the largest logit")
         table.add_row("same first class", f"{verdict.agreement:.1%} of {verdict.counted}")
-        if verdict.miou is not None:
-            table.add_row("mIoU", f"{verdict.miou:.2f}%, the network itself {verdict.eager_miou:.2f}%")
-        if verdict.top1 is not None:
+        if verdict.file is not None:
             learned = "" if held_out else "; it may have learned from these images"
-            table.add_row("top-1", f"{verdict.top1:.2f}%, the network itself {verdict.eager_top1:.2f}%{learned}")
+            table.add_row(verdict.score, f"{verdict.file:.2f}%, the network itself {verdict.network:.2f}%{learned}")
     for name, timing in (judged.timings or {}).items():
         table.add_row(
             f"{name}, {threads} thread(s)",

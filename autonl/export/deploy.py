@@ -65,7 +65,7 @@ def deploy(model: nn.Module, size: int | tuple[int, int], layout: Layout = "chan
             if isinstance(module, kind):
                 for conv, norm in pairs:
                     fold(module, conv, norm)
-        if isinstance(module, nn.Sequential):  # a segmentation's head
+        if isinstance(module, nn.Sequential):  # a segmentation's head, a downsampling of timm's
             for conv, norm in itertools.pairwise(module._modules):
                 fold(module, conv, norm)
     return deployed

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Protocol
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from autonl.data.memory import Batch
 from autonl.errors import AutoNLError
 from autonl.export.formats import Running
 from autonl.nn.light_nonlocal import why_not_finite
+from autonl.segment.task import MeanIoU
 
 TOLERANCE = 1e-4  # of the largest logit
-INT8_AGREEMENT = 0.9  # share of images on which int8 must name the same class
+INT8_AGREEMENT = 0.9  # share of images, or of pixels, on which int8 must name the same class
 
 
 @dataclass(frozen=True)
@@ -26,18 +29,18 @@ class Verdict:
     images: int
     difference: float  # the largest between two logits, as a share of the largest logit
     agreement: float  # share of images, or of pixels, with the same first class; two within the tolerance are one
-    top1: float | None = None  # in percent, of the file, where the images have labels
-    eager_top1: float | None = None
-    miou: float | None = None  # of a segmentation, where the images have masks
-    eager_miou: float | None = None
-    pixels: bool = False  # it is those that have a class: a segmentation
+    score: str = "top-1"  # or mIoU, of a segmentation; in percent, where it is known what is right
+    file: float | None = None
+    network: float | None = None
 
     @property
     def counted(self) -> str:
-        return f"{'the pixels of ' if self.pixels else ''}{self.images} images"
+        return f"{'' if self.score == 'top-1' else 'the pixels of '}{self.images} images"
 
     def problem(self, quantized: bool) -> str | None:
         """What is wrong with the file; nothing for one that is as it should be."""
+        if not math.isfinite(self.difference):
+            return "its logits are not finite"
         if quantized:
             if self.agreement >= INT8_AGREEMENT:
                 return None
@@ -46,56 +49,85 @@ class Verdict:
             return None
         return (
             f"its logits differ from the network's by {self.difference:.1e} of the largest, allowed: {TOLERANCE:.0e}; "
-            f"it names another class on {1 - self.agreement:.1%} of {self.counted}, allowed: none"
+            f"it names another class on {100 * (1 - self.agreement):.2g}% of {self.counted}, allowed: none"
         )
 
 
-def judge(model: Any, running: Running, batches: Iterable[Batch], most: int, dynamic_batch: bool) -> Verdict:
+def judge(model: nn.Module, running: Running, batches: Iterable[Batch], most: int, dynamic_batch: bool) -> Verdict:
     """The network and the file on up to `most` images; with a dynamic batch, the file in batches of 1, 2 and 3."""
-    images, lost, largest, difference = 0, 0, 0.0, 0.0
-    gaps, ours, theirs, labels = [], [], [], []  # arrays (N,), of a segmentation (N, H, W)
+    images, classes, lost, largest, difference = 0, 0, 0, 0.0, 0.0
+    gaps = [np.zeros(0)]  # of the classes that differ: what the network gives its own more than the file's
+    scores: dict[str, Score] = {}
     for pictures, answers in up_to(batches, most):
         with torch.no_grad():
-            eager = model(pictures).numpy()  # (N, classes) or (N, classes, H, W)
+            eager = model(pictures).numpy()  # (N, classes), of a segmentation (N, classes, H, W)
         parts = parts_of(pictures.numpy(), (1, 2, 3) if dynamic_batch else (1,))
         file = np.concatenate([running(part) for part in parts])
         images += len(eager)
         lost += int((~np.isfinite(eager)).reshape(len(eager), -1).any(1).sum())
+        first = {"file": file.argmax(1), "network": eager.argmax(1)}  # (N,) or (N, H, W)
         with np.errstate(invalid="ignore"):  # infinite logits are told of below
             largest = max(largest, float(np.abs(eager).max()))
             apart = float(np.abs(file - eager).max()) if np.isfinite(file).all() else float("inf")
-            difference = max(difference, apart)
-            first = file.argmax(1)
-            gaps.append(eager.max(1) - np.take_along_axis(eager, first[:, None], 1)[:, 0])
-        ours.append(eager.argmax(1).astype(np.int32))
-        theirs.append(first.astype(np.int32))
-        labels.append(answers.numpy())
+            gap = eager.max(1) - np.take_along_axis(eager, first["file"][:, None], 1)[:, 0]
+        difference = max(difference, apart)
+        gaps.append(gap[first["file"] != first["network"]])
+        classes += gap.size
+        for name, says in first.items():
+            kind = Top1 if says.ndim == 1 else MIoU
+            scores.setdefault(name, kind(eager.shape[1])).update(says, answers.numpy())
+    if not images:
+        raise AutoNLError("no images to judge the file by")
     if lost:
         why = why_not_finite(model)
         advice = f": {why}" if why else "; train it anew"
         raise AutoNLError(f"the network's own logits are not finite on {lost} of {images} images{advice}")
-    agreement = float((np.concatenate(gaps) <= TOLERANCE * largest).mean())
-    verdict = Verdict(images, difference / largest, agreement, pixels=gaps[0].ndim > 1)
-    known, file_says, network_says = (np.concatenate(parts) for parts in (labels, theirs, ours))
-    if known.shape != file_says.shape:  # images without masks
-        return verdict
-    if not verdict.pixels:
-        return replace(verdict, top1=top1_of(file_says, known), eager_top1=top1_of(network_says, known))
-    file_miou, network_miou = (miou_of(says, known, model.num_classes) for says in (file_says, network_says))
-    return replace(verdict, miou=file_miou, eager_miou=network_miou)
+    # both logits of a pair may be off by the tolerance
+    other = int((np.concatenate(gaps) > 2 * TOLERANCE * largest).sum())
+    told = {"file": scores["file"].percent(), "network": scores["network"].percent()}
+    return Verdict(images, difference / (largest or 1), 1 - other / classes, scores["file"].name, **told)
 
 
-def top1_of(first: np.ndarray, labels: np.ndarray) -> float | None:
-    known = labels >= 0
-    return 100 * float((first[known] == labels[known]).mean()) if known.any() else None
+class Score(Protocol):
+    """How often the first classes are right, in percent; None where nobody knows what is right."""
+
+    name: str
+
+    def __init__(self, classes: int) -> None: ...
+    def update(self, first: np.ndarray, answers: np.ndarray) -> None: ...
+    def percent(self) -> float | None: ...
 
 
-def miou_of(first: np.ndarray, masks: np.ndarray, classes: int) -> float:
-    from autonl.segment.task import MeanIoU
+class Top1:
+    """Of images: (N,) with the labels (N,), -1 where there is none."""
 
-    metric = MeanIoU(classes)
-    metric.update(torch.from_numpy(first), torch.from_numpy(masks).long())
-    return float(metric.compute()["miou"])
+    name = "top-1"
+
+    def __init__(self, classes: int) -> None:
+        self.right = self.known = 0
+
+    def update(self, first: np.ndarray, answers: np.ndarray) -> None:
+        self.right += int((first == answers).sum())
+        self.known += int((answers >= 0).sum())
+
+    def percent(self) -> float | None:
+        return 100 * self.right / self.known if self.known else None
+
+
+class MIoU:
+    """Of pixels: (N, H, W) with masks of that shape, or without any."""
+
+    name = "mIoU"
+
+    def __init__(self, classes: int) -> None:
+        self.metric = MeanIoU(classes)
+
+    def update(self, first: np.ndarray, answers: np.ndarray) -> None:
+        if answers.shape == first.shape:
+            self.metric.update(torch.from_numpy(first), torch.from_numpy(answers).long())
+
+    def percent(self) -> float | None:
+        return float(self.metric.compute()["miou"]) if self.metric.confmat.any() else None
 
 
 def up_to(batches: Iterable[Batch], most: int) -> Iterator[Batch]:

@@ -54,8 +54,9 @@ def quantize_onnx(path: Path, images: Iterable[np.ndarray], folder: Path) -> Non
     nodes = onnx.load(str(prepared)).graph.node
     divisors = {node.input[1] for node in nodes if node.op_type == "Div"}
     energies = [node.name for node in nodes if node.op_type == "Add" and node.output[0] in divisors]
-    # channels behind the stem differ most, and its depthwise kernel works on one at a time: one range fits them badly
-    first = [node.name for node in nodes if node.op_type == "Conv"][:2]
+    # channels behind the stem differ most, and a depthwise kernel works on one at a time: one range fits them badly
+    stem, *others = [node for node in nodes if node.op_type == "Conv"]
+    first = [stem.name, *(node.name for node in others[:1] if groups_of(node) > 1)]
     quantize_static(
         str(prepared),
         str(path),
@@ -70,6 +71,10 @@ def quantize_onnx(path: Path, images: Iterable[np.ndarray], folder: Path) -> Non
         weight_type=QuantType.QInt8,
     )
     prepared.unlink()
+
+
+def groups_of(convolution: Any) -> int:
+    return next((attribute.i for attribute in convolution.attribute if attribute.name == "group"), 1)
 
 
 def quantize_openvino(path: Path, images: Iterable[np.ndarray], folder: Path) -> None:

@@ -89,12 +89,12 @@ def export(ref: Ref, request: Request) -> Exported:
     """Write the network of a REF in a format, judge the file in its runtime, put labels and a script beside it."""
     form = open_format(request.format)
     refuse_what_does_not_go(form, request)
-    model, view, fresh = network_of(ref, request)
+    model, view, data, fresh = network_of(ref, request)
     with folder_beside(request.out) as folder:
         path = Path(folder) / request.out.name
-        judged = write_and_judge(model, view, form, request, path)
+        judged = write_and_judge(model, view, data, form, request, path)
         about = {"network": str(ref), "format": form.name} | description(model, ref, view, request) | asdict(judged)
-        write_companions(path, form, about)
+        write_companions(path, form, about, isinstance(model, Segmenter))
         parts = sorted(Path(folder).iterdir(), key=lambda part: part == path)  # the file itself comes last
         for part in parts:
             put(part, request.out.parent / part.name)
@@ -123,27 +123,29 @@ def folder_beside(out: Path) -> tempfile.TemporaryDirectory[str]:
         raise AutoNLError(f"{out.parent}: cannot be written to: {error.strerror}") from None
 
 
-def network_of(ref: Ref, request: Request) -> tuple[Any, View, bool]:
-    """The network with its weights, what it sees, and whether its weights are fresh."""
+def network_of(ref: Ref, request: Request) -> tuple[Any, View, DataConfig, bool]:
+    """The network with its weights, what it sees, its settings of images, and whether its weights are fresh."""
     if (folder := run_folder(ref)) and is_segmentation(ref):
-        segmenter = load_segmenter(folder, request.weights)
-        view = view_of(segmenter.backbone, segment_config(folder).data)
-        return segmenter, replace(view, size=request.resolution or view.size), False
+        segmenter, data = load_segmenter(folder, request.weights), segment_config(folder).data
+        view = view_of(segmenter.backbone, data)
+        return segmenter, replace(view, size=request.resolution or view.size), data, False
     config = run_config(ref)
     model: Any = create_model(ref).eval()
     fresh = request.weights is None and run_folder(ref) is None
     if not fresh:
         load_weights(model, request.weights or run_weights(ref))
     view = view_of(model, config.data)
-    return model, replace(view, size=request.resolution or view.size), fresh
+    return model, replace(view, size=request.resolution or view.size), config.data, fresh
 
 
-def write_and_judge(model: nn.Module, view: View, form: Format, request: Request, path: Path) -> Judged:
+def write_and_judge(
+    model: nn.Module, view: View, data: DataConfig, form: Format, request: Request, path: Path
+) -> Judged:
     image = torch.zeros(1, 3, *view.size)
     with failing(request.out, f"{form.name} cannot hold this network"):
         form.write(deploy(model, view.size, form.layout), image, path, request.dynamic_batch)
         if request.calibrate and request.quantize:
-            shown = batches(request.calibrate, model, view, CALIBRATION_IMAGES, training=True)
+            shown = batches(request.calibrate, model, view, CALIBRATION_IMAGES, data, training=True)
             quantize(form.name, path, islice(singles(shown), CALIBRATION_IMAGES), path.parent)
     size = file_bytes(path) + sum(file_bytes(path.with_suffix(suffix)) for suffix in form.companions)
     if form.start is None:
@@ -151,7 +153,8 @@ def write_and_judge(model: nn.Module, view: View, form: Format, request: Request
             return Judged(size, checked=form.check(path) if form.check else None)
     with failing(request.out, f"{form.runtime} does not run it"):
         running = form.start(path, request.threads)
-        shown = batches(request.images, model, view, request.count) if request.images else made_images(view.size)
+        given = request.images
+        shown = batches(given, model, view, request.count, data) if given else made_images(view.size)
         verdict = judge(model, running, shown, request.count, request.dynamic_batch)
     if problem := verdict.problem(request.quantize):
         raise ExportError(f"{request.out}: not kept: {problem}")
@@ -176,13 +179,15 @@ def failing(out: Path, message: str) -> Iterator[None]:
         raise ExportError(f"{out}: not kept: {message}: {told}") from error
 
 
-def batches(path: str, model: Any, view: View, most: int, *, training: bool = False) -> Iterator[Batch]:
+def batches(
+    path: str, model: Any, view: View, most: int, data: DataConfig = DataConfig(), *, training: bool = False
+) -> Iterator[Batch]:
     """Up to `most` images at a path, from all over it, as the network wants to see them; of its training part if any.
 
     int8 takes its ranges from training images, so that the others can judge it.
     """
     if isinstance(model, Segmenter):
-        yield from masked_batches(path, model, view, most, training)
+        yield from masked_batches(replace(data, path=path), model, view, most, training)
         return
     config = DataConfig(path=path, evaluation_batch_size=32, workers=0)
     folder = find_split(path, SPLIT_NAMES["train"]) if training and path != EMBEDDED else None
@@ -199,9 +204,9 @@ def batches(path: str, model: Any, view: View, most: int, *, training: bool = Fa
         yield pictures, labels if classes == model.num_classes else torch.full_like(labels, -1)
 
 
-def masked_batches(path: str, model: Segmenter, view: View, most: int, training: bool) -> Iterator[Batch]:
-    """The same for a segmentation: images with masks, as `autonl segment` takes them."""
-    config = DataConfig(path=path, evaluation_batch_size=8, workers=0)
+def masked_batches(data: DataConfig, model: Segmenter, view: View, most: int, training: bool) -> Iterator[Batch]:
+    """The same for a segmentation: images with masks, with the class list and the held-out share of its run."""
+    config = replace(data, evaluation_batch_size=8, workers=0, in_memory=False)
     source = open_pairs(config)
     loaders = Loaders(config, AugmentConfig(), view, len(source.classes), torch.device("cpu"))
     for pictures, masks in evaluation_batches(spread(source.train if training else source.validation, most), loaders):
@@ -248,14 +253,14 @@ def numbered_classes(count: int) -> list[str]:
     return [str(index) for index in range(count)]
 
 
-def write_companions(path: Path, form: Format, about: dict[str, Any]) -> None:
+def write_companions(path: Path, form: Format, about: dict[str, Any], segmentation: bool) -> None:
     """What to feed it with and what comes out (.json), the labels (.labels.txt), and the script that runs it."""
     # with the format in their names: a folder may hold a network in several
     names = {"script": f"{path.stem}_{form.name}.py", "file": path.name, "about": f"{path.name}.json"}
     (path.parent / names["about"]).write_text(json.dumps(about, indent=1, ensure_ascii=False), encoding="utf-8")
     labels = "".join(f"{label}\n" for label in about["labels"])
     (path.parent / f"{path.name}.labels.txt").write_text(labels, encoding="utf-8")
-    (path.parent / names["script"]).write_text(form.runner.script("palette" in about, names), encoding="utf-8")
+    (path.parent / names["script"]).write_text(form.runner.script(segmentation, names), encoding="utf-8")
 
 
 def put(part: Path, target: Path) -> None:

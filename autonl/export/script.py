@@ -54,7 +54,8 @@ for number, count in zip(*np.unique(classes, return_counts=True)):
     print(f"{{count / classes.size:6.1%}}  {{about['labels'][number]}}")
 mask = Image.fromarray(classes).resize(whole, Image.Resampling.NEAREST)
 mask.putpalette(about["palette"])
-mask.save(out := f"{{pathlib.Path(sys.argv[1]).stem}}_classes.png")
+picture = pathlib.Path(sys.argv[1])
+mask.save(out := picture.with_name(f"{{picture.stem}}_classes.png"))
 print(out)
 """
 

@@ -40,7 +40,7 @@ def test_the_run_folder_of_a_search(autonl, tmp_path):
     code, _, errors = autonl("cam", folder, "--index", 1, "--out", tmp_path / "pictures")
     assert (code, errors) == (0, "")
     assert judge(folder).images == 20
-    _, view, fresh = network_of(folder, Request("onnx", tmp_path / "x.onnx"))
+    _, view, _, fresh = network_of(folder, Request("onnx", tmp_path / "x.onnx"))
     assert (view.mean, fresh) == ((0.1, 0.2, 0.3), False)
 
 
