@@ -303,6 +303,9 @@ def test_images_come_from_all_over_a_set_and_ranges_from_its_training_part(tmp_p
     assert len(colours(99, training=False)) == 10
     labels = [labels for _, labels in export_run.batches("digits", model, view, 20)]
     assert set(torch.cat(labels).tolist()) == {-1}  # ten classes are not the network's five
+    model.num_classes = 11
+    labels = [labels for _, labels in export_run.batches("digits", model, view, 20)]
+    assert set(torch.cat(labels).tolist()) == {-1}  # nor eleven
     model.num_classes = 10
     for training in (False, True):
         labels = [labels for _, labels in export_run.batches("digits", model, view, 20, training=training)]

@@ -197,11 +197,11 @@ def batches(
     else:
         source = open_evaluation(config)
     images = source.train if training and source.train is not None else source.validation
-    # labels of more classes than the network has are no labels
+    # labels of more or fewer classes than the network has are no labels
     classes = max(model.num_classes, len(source.classes))
     loaders = Loaders(config, AugmentConfig(), view, classes, torch.device("cpu"))
     for pictures, labels in loaders.evaluation(spread(images, most)):
-        yield pictures, labels if classes == model.num_classes else torch.full_like(labels, -1)
+        yield pictures, labels if len(source.classes) == model.num_classes else torch.full_like(labels, -1)
 
 
 def masked_batches(data: DataConfig, model: Segmenter, view: View, most: int, training: bool) -> Iterator[Batch]:
