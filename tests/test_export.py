@@ -19,13 +19,11 @@ from autonl.arch.spec import ArchSpec, BlockSpec, LightNLSpec
 from autonl.data.memory import View
 from autonl.data.sources import to_rgb
 from autonl.errors import AutoNLError
-from autonl.export import judge as judging
 from autonl.export import run as export_run
 from autonl.export.deploy import LAYOUTS, DeployedLightNL, deploy
 from autonl.export.formats import FORMATS, open_format
 from autonl.export.judge import Verdict, judge, made_images, parts_of, up_to
 from autonl.export.run import ExportError, Request, export
-from autonl.models import resolve
 from autonl.nn.light_nonlocal import LightNL
 from tests.conftest import prove
 
@@ -274,6 +272,26 @@ def test_verdicts():
         judge(cubed, lambda images: images[:, :, 0, 0], maps, 1, False)
 
 
+def test_verdicts_on_pixels():
+    """By hand: one image of 1 x 4 pixels, two classes; 0, 0, 1 and void are true.
+
+    The file says 0, 0, 0, 1: IoU 2 / 3 and 0. The network says 1, 0, 1, 1: IoU 1 / 2 and 1 / 2.
+    """
+    logits = torch.tensor([[[[0.0, 5, 1, 1]], [[1.0, 0, 3, 4]]]])  # (1, 2, 1, 4)
+    batch = [(logits, torch.tensor([[[0, 0, 1, 255]]], dtype=torch.uint8))]
+
+    def file(images):
+        return images + np.array([[[[2.0, 0, 3, 0]], [[0.0, 0, 0, 0]]]], np.float32)
+
+    verdict = judge(nn.Identity(), file, batch, 1, False)
+    assert (verdict.score, verdict.agreement, verdict.counted) == ("mIoU", 0.5, "the pixels of 1 images")
+    assert verdict.file == pytest.approx(100 * (2 / 3 + 0) / 2)
+    assert verdict.network == pytest.approx(100 * (1 / 2 + 1 / 2) / 2)
+    void = [(logits, torch.full((1, 1, 4), 255, dtype=torch.uint8))]
+    unmasked = [(logits, torch.tensor([-1]))]
+    assert [judge(nn.Identity(), file, one, 1, False).file for one in (void, unmasked)] == [None, None]
+
+
 def test_images_to_judge_by():
     images = next(made_images((20, 24)))[0]
     assert images.shape == (10, 3, 20, 24)
@@ -310,139 +328,6 @@ def test_images_come_from_all_over_a_set_and_ranges_from_its_training_part(tmp_p
     for training in (False, True):
         labels = [labels for _, labels in export_run.batches("digits", model, view, 20, training=training)]
         assert torch.cat(labels).bincount().tolist() == [2] * 10
-
-
-@pytest.mark.parametrize("name", [installed("onnx"), installed("openvino")])
-def test_int8_leaves_the_energy_alone(name, tmp_path, monkeypatch):
-    """Eight bits of an energy whose calibrated range is that of a few large images would be zero, and be divided by."""
-    monkeypatch.setattr(judging, "INT8_AGREEMENT", 0.0)
-    spec = resolve("digits").with_operator("lightnl_energy")
-    write_arch(spec, tmp_path / "arch.yaml")
-    path = tmp_path / {"onnx": "prepared.onnx", "openvino": "int8.xml"}[name]  # names that were once taken inside
-    request = Request(name, path, quantize=True, calibrate="digits", images="digits", count=4)
-    export(str(tmp_path / "arch.yaml"), request)
-    chains = energies_of_onnx(path) if name == "onnx" else energies_of_openvino(path)
-    assert len(chains) == sum(block.lightnl is not None for block in spec.blocks) > 0
-    assert {kind for chain in chains for kind in chain} <= {"ReduceSum", "Div", "Divide", "Add"}
-
-
-@pytest.mark.parametrize("name", [installed("onnx"), installed("openvino")])
-def test_int8_keeps_to_seven_bits(name, tmp_path, monkeypatch):
-    """255 * 127 + 255 * 127 is more than 16 bits hold, and processors without VNNI add in those; 255 * 64 twice is not.
-
-    Nor may ONNX Runtime give ReLU6's input, which nobody sees, a range; stem and first depthwise kernel are in float.
-    """
-    monkeypatch.setattr(judging, "INT8_AGREEMENT", 0.0)
-    path = tmp_path / f"seven{open_format(name).suffix}"
-    export("digits", Request(name, path, quantize=True, calibrate="digits", images="digits", count=4))
-    if name == "openvino":
-        assert largest_of_openvino(path) <= 64
-        return
-    import onnx
-
-    graph = onnx.load(str(path)).graph
-    made = {out: node for node in graph.node for out in node.output}
-    stored = {one.name: onnx.numpy_helper.to_array(one) for one in graph.initializer}
-    weights_of = [made.get(node.input[1]) for node in graph.node if node.op_type in ("Conv", "Gemm")]
-    assert [found is None for found in weights_of] == [True] * 2 + [False] * (len(weights_of) - 2)
-    largest = [abs(stored[found.input[0]].astype(int)).max() for found in weights_of[2:]]
-    assert 0 < max(largest) <= 64
-    clips = [node for node in graph.node if node.op_type == "Clip"]
-    assert [made[node.input[0]].op_type for node in clips] == ["Conv"] * 2
-
-
-def largest_of_openvino(path):
-    import openvino
-
-    nodes = openvino.Core().read_model(str(path)).get_ops()
-    eight = [node for node in nodes if node.get_type_name() == "Constant" and node.get_element_type().size == 1]
-    # depthwise kernels add no pairs
-    dense = [node.data.astype(int) for node in eight if node.data.ndim > 1 and node.data.shape[1] > 1]
-    assert [values.ndim for values in dense].count(2) == 1  # the classifier is among them
-    return max(abs(values).max() for values in dense)
-
-
-def test_verdicts_on_pixels():
-    """By hand: one image of 1 x 4 pixels, two classes; 0, 0, 1 and void are true.
-
-    The file says 0, 0, 0, 1: IoU 2 / 3 and 0. The network says 1, 0, 1, 1: IoU 1 / 2 and 1 / 2.
-    """
-    logits = torch.tensor([[[[0.0, 5, 1, 1]], [[1.0, 0, 3, 4]]]])  # (1, 2, 1, 4)
-    batch = [(logits, torch.tensor([[[0, 0, 1, 255]]], dtype=torch.uint8))]
-
-    def file(images):
-        return images + np.array([[[[2.0, 0, 3, 0]], [[0.0, 0, 0, 0]]]], np.float32)
-
-    verdict = judge(nn.Identity(), file, batch, 1, False)
-    assert (verdict.score, verdict.agreement, verdict.counted) == ("mIoU", 0.5, "the pixels of 1 images")
-    assert verdict.file == pytest.approx(100 * (2 / 3 + 0) / 2)
-    assert verdict.network == pytest.approx(100 * (1 / 2 + 1 / 2) / 2)
-    void = [(logits, torch.full((1, 1, 4), 255, dtype=torch.uint8))]
-    unmasked = [(logits, torch.tensor([-1]))]
-    assert [judge(nn.Identity(), file, one, 1, False).file for one in (void, unmasked)] == [None, None]
-
-
-def energies_of_onnx(path):
-    """The operators from each division by something, back to the sum that this comes from."""
-    import onnx
-
-    nodes = onnx.load(str(path)).graph.node
-    made = {name: node for node in nodes for name in node.output}
-    ends = [made[node.input[1]] for node in nodes if node.op_type == "Div" and node.input[1] in made]
-
-    def before(node):
-        return [made[name] for name in node.input if name in made]
-
-    return [back_to_the_sum(end, lambda node: node.op_type, before) for end in ends]
-
-
-def energies_of_openvino(path):
-    import openvino
-
-    def before(node):
-        sources = [source.get_source_output().get_node() for source in node.inputs()]
-        return [source for source in sources if source.get_type_name() != "Constant"]
-
-    model = openvino.Core().read_model(str(path))
-    ends = [before(node)[1:] for node in model.get_ops() if node.get_type_name() == "Divide"]
-    return [back_to_the_sum(end[0], lambda node: node.get_type_name(), before) for end in ends if end]
-
-
-def back_to_the_sum(node, kind, before):
-    chain = [kind(node)]
-    while chain[-1] != "ReduceSum":
-        node = before(node)[0]
-        chain.append(kind(node))
-    return chain
-
-
-@pytest.mark.parametrize("name", [installed("onnx"), installed("openvino")])
-def test_int8(small, tmp_path, name, monkeypatch):
-    """Images in class folders; int8 of a random network may name other classes, but the file must be smaller."""
-    arch, weights = small
-    monkeypatch.setattr(judging, "INT8_AGREEMENT", 0.0)
-    generator = np.random.default_rng(0)
-    for label in "ab":
-        (tmp_path / "images" / label).mkdir(parents=True)
-        for number in range(4):
-            pixels = generator.integers(0, 255, (64, 64, 3)).astype(np.uint8)
-            Image.fromarray(pixels).save(tmp_path / "images" / label / f"{number}.png")
-    suffix = open_format(name).suffix
-    images = str(tmp_path / "images")
-    sizes = []
-    for quantize in (False, True):
-        calibrate = images if quantize else None
-        request = Request(
-            name,
-            tmp_path / f"{quantize}{suffix}",
-            quantize=quantize,
-            calibrate=calibrate,
-            images=images,
-            count=4,
-            weights=weights,
-        )
-        sizes.append(export(arch, request).judged.bytes)
-    assert sizes[1] < 0.6 * sizes[0]
 
 
 def test_a_format_that_is_not_installed_says_how_to_install_it(monkeypatch):

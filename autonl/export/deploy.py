@@ -66,7 +66,7 @@ def deploy(model: nn.Module, size: int | tuple[int, int], layout: Layout = "chan
                 for conv, norm in pairs:
                     fold(module, conv, norm)
         if isinstance(module, nn.Sequential):  # a segmentation's head, a downsampling of timm's
-            for conv, norm in itertools.pairwise(module._modules):
+            for conv, norm in itertools.pairwise([name for name, _ in module.named_children()]):
                 fold(module, conv, norm)
     return deployed
 

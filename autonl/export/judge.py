@@ -7,7 +7,6 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -57,7 +56,7 @@ def judge(model: nn.Module, running: Running, batches: Iterable[Batch], most: in
     """The network and the file on up to `most` images; with a dynamic batch, the file in batches of 1, 2 and 3."""
     images, classes, lost, largest, difference = 0, 0, 0, 0.0, 0.0
     gaps = [np.zeros(0)]  # of the classes that differ: what the network gives its own more than the file's
-    scores: dict[str, Score] = {}
+    scores: dict[str, Top1 | MIoU] = {}
     for pictures, answers in up_to(batches, most):
         with torch.no_grad():
             eager = model(pictures).numpy()  # (N, classes), of a segmentation (N, classes, H, W)
@@ -88,18 +87,8 @@ def judge(model: nn.Module, running: Running, batches: Iterable[Batch], most: in
     return Verdict(images, difference / (largest or 1), 1 - other / classes, scores["file"].name, **told)
 
 
-class Score(Protocol):
-    """How often the first classes are right, in percent; None where nobody knows what is right."""
-
-    name: str
-
-    def __init__(self, classes: int) -> None: ...
-    def update(self, first: np.ndarray, answers: np.ndarray) -> None: ...
-    def percent(self) -> float | None: ...
-
-
 class Top1:
-    """Of images: (N,) with the labels (N,), -1 where there is none."""
+    """Of images, in percent: (N,) with the labels (N,), -1 where there is none; None where all have none."""
 
     name = "top-1"
 
@@ -115,7 +104,7 @@ class Top1:
 
 
 class MIoU:
-    """Of pixels: (N, H, W) with masks of that shape, or without any."""
+    """Of pixels, in percent: (N, H, W) with masks of that shape, or without any; None where no pixel counts."""
 
     name = "mIoU"
 
