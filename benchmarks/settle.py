@@ -132,10 +132,12 @@ def alternatives(size: int, chs: int, ratio: float, stride: int, what: str) -> l
     else:
         chosen = tiles.forward_tile(*sizes, torch.bfloat16, what == "forward")
     found = [replace(chosen, registers=0 if chosen.registers else 96)]
-    if chosen.bands > 1:
-        found.append(replace(chosen, bands=chosen.bands - 1))
-    gathered = tiles.depthwise_backward_tile(*sizes, torch.bfloat16).gathered
-    if not chosen.gathered and not (gathered and what == "input"):  # which takes of its tile the registers alone
+    gathered = chosen.gathered or (what == "input" and tiles.depthwise_backward_tile(*sizes, torch.bfloat16).gathered)
+    if gathered:
+        found += [replace(chosen, bands=bands) for bands in (chosen.bands - 1, chosen.bands + 1) if bands]
+        found += [replace(chosen, copied=not chosen.copied)] if what in ("inference", "forward") else []
+    else:
+        found += [replace(chosen, bands=chosen.bands - 1)] if chosen.bands > 1 and what != "input" else []
         found += [replace(chosen, channels=chosen.channels // 2)] if chosen.channels > 16 else []
         step = chosen.step or chosen.positions
         found += [replace(chosen, step=step // 2)] if what != "input" and step > 16 else []

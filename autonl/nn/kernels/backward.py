@@ -92,12 +92,12 @@ def sum_taps(
     d_taps,  # (rows, 9, C) float32
     d_weight,  # (C, 1, 3, 3)
     rows,
-    first, step,  # this program's number, and how many there are: they share the columns, in groups of 32
+    first, step,  # this program's number, and how many there are: they share the columns, in groups of 8
     CHS: tl.constexpr,
 ):  # fmt: skip
-    for group in range(first, (9 * CHS + 31) // 32, step):
-        column = group * 32 + tl.arange(0, 32)
-        total = column_sums(d_taps, column, rows, 9 * CHS, 64, 32)  # 128 rows would cost registers
+    for group in range(first, (9 * CHS + 7) // 8, step):  # few columns a program, or some would hold up all
+        column = group * 8 + tl.arange(0, 8)
+        total = column_sums(d_taps, column, rows, 9 * CHS, 256, 8)  # more rows at once would cost registers
         place = (column % CHS) * 9 + column // CHS
         tl.store(d_weight + place, total.to(d_weight.dtype.element_ty), mask=column < 9 * CHS)
 

@@ -15,7 +15,6 @@ position.
 import triton
 import triton.language as tl
 
-from autonl.nn.kernels.forward import gram_matrix
 from autonl.nn.kernels.pieces import (
     folded_norm,
     gram_block,
@@ -27,23 +26,29 @@ from autonl.nn.kernels.pieces import (
 
 @triton.jit
 def around(
-    x, position, there, height, width,
-    CHS: tl.constexpr, COMPACT: tl.constexpr, CHANNELS_LAST: tl.constexpr, RP: tl.constexpr,
+    x, start, end, height, width,
+    CHS: tl.constexpr, COMPACT: tl.constexpr, CHANNELS_LAST: tl.constexpr, P: tl.constexpr, RP: tl.constexpr,
 ):  # fmt: skip
-    """The compact channels of the eight positions around each position, row by row: (P,) -> (P, 8 RP), zero outside
-    the map and where not `there` (P,). Whole 16-byte loads, as in compact_tile."""
+    """The compact channels of the eight positions around each of P positions from `start` on, row by row: (P, 8 RP),
+    zero outside the map and from `end` on. Whole 16-byte loads, as in compact_tile.
+
+    They are loaded one side after the other, (8 P, RP): threads beside each other then read positions beside each
+    other, and a load touches fewer lines of the first cache, whose rate is what these kernels wait for.
+    """
     LIMIT: tl.constexpr = min(CHS, (COMPACT + 7) // 8 * 8)
-    column = tl.arange(0, 8 * RP)[None, :]
-    compact = column % RP
-    side = column // RP
+    line = tl.arange(0, 8 * P)
+    side = line // P
     tap = side + (side >= 4).to(tl.int32)
     down = tap // 3 - 1
     right = tap % 3 - 1
+    position = start + line % P
     row, col = place_of(position, width)
-    inside = there[:, None] & within(row[:, None] + down, height) & within(col[:, None] + right, width)
-    near = position[:, None] + (down * width + right)
+    inside = (position < end) & within(row + down, height) & within(col + right, width)
+    near = (position + (down * width + right))[:, None]
+    compact = tl.arange(0, RP)[None, :]
     place = near * CHS + compact if CHANNELS_LAST else near + compact * (height * width)
-    return tl.load(x + place, mask=inside & (compact < LIMIT), other=0.0)
+    sides = tl.load(x + place, mask=inside[:, None] & (compact < LIMIT), other=0.0)
+    return tl.reshape(tl.permute(tl.reshape(sides, (8, P, RP)), (1, 0, 2)), (P, 8 * RP))
 
 
 @triton.jit
@@ -85,38 +90,68 @@ def without_padding(matrix, RP: tl.constexpr, WIDE: tl.constexpr, CB: tl.constex
 
 
 @triton.jit
+def sampled_tile(
+    x, start, end, channel, height, width,
+    CHS: tl.constexpr, STRIDE: tl.constexpr, CHANNELS_LAST: tl.constexpr, P: tl.constexpr,
+):  # fmt: skip
+    """x at P samples from `start` on, zero from `end` on: (P, CB)."""
+    sample = start + tl.arange(0, P)
+    if STRIDE == 1:
+        position = sample
+    else:
+        row, col = place_of(sample, (width + STRIDE - 1) // STRIDE)
+        position = row * STRIDE * width + col * STRIDE
+    place = offsets(position, channel, height * width, CHS, CHANNELS_LAST)
+    return tl.load(x + place, mask=(sample < end)[:, None] & (channel < CHS)[None, :], other=0.0)
+
+
+@triton.jit
 def gathered_weights(
     x,  # (N, C, H, W) in either memory format
     weight,  # (C, 1, 3, 3)
     gamma, beta, mean, variance,  # (C,) inference only
     gram_out,  # (N, Cr, C) float32, training only: G
+    copies,  # (N, H W, RP) like x, where COPIED: its first channels, with stride 1
     products,  # (N, 9 RP, C) like x: W / factor, the eight sides' rows first
     factors,  # (N,) float32
     height, width,
     samples,
     eps,
     CHS: tl.constexpr, COMPACT: tl.constexpr, STRIDE: tl.constexpr, CHANNELS_LAST: tl.constexpr,
-    ENERGY_EPS: tl.constexpr, TRAINING: tl.constexpr,
-    P: tl.constexpr, CB: tl.constexpr, RP: tl.constexpr, WIDE: tl.constexpr,
+    ENERGY_EPS: tl.constexpr, TRAINING: tl.constexpr, COPIED: tl.constexpr,
+    P: tl.constexpr, CB: tl.constexpr, RP: tl.constexpr,
 ):  # fmt: skip
-    """G of one image, and W, of which a BN for inference is a part. All channels are one block."""
-    image, begin, end, channel, _ = this_program(samples, samples, CB)
+    """G of one image, and W, of which a BN for inference is a part. All channels are one block.
+
+    G is part of x_s^T x_s: what a load brings is both sides of the product. The next step's is under way meanwhile.
+    """
+    image, _, _, channel, _ = this_program(samples, samples, CB)
     real = channel < CHS
-    x += image * height * width * CHS
+    positions = height * width
+    x += image * positions * CHS
     sides, centre = load_taps(weight, channel, CHS)  # (8, CB), (CB,): on their way while x is read
     if not TRAINING:
         inverse, _ = folded_norm(gamma, beta, mean, variance, channel, eps, CHS)
         sides *= inverse[None, :]
         centre *= inverse
-    compact, matrix, both = gram_block(channel, CHS, COMPACT, WIDE)
-    gram, energy = gram_matrix(
-        x, channel, compact, begin, end, height, width, CHS, COMPACT, STRIDE, CHANNELS_LAST, ENERGY_EPS, P, CB, WIDE
-    )  # fmt: skip
+    gram = tl.zeros((CB, CB), dtype=tl.float32)
+    x_s = sampled_tile(x, 0, samples, channel, height, width, CHS, STRIDE, CHANNELS_LAST, P)  # (P, CB)
+    for start in range(0, samples, P):
+        ahead = sampled_tile(x, start + P, samples, channel, height, width, CHS, STRIDE, CHANNELS_LAST, P)
+        gram = tl.dot(tl.trans(x_s), x_s, gram, input_precision="ieee")  # (CB, P) (P, CB) -> (CB, CB)
+        if COPIED:
+            position = start + tl.arange(0, P)
+            place = (image * positions + position)[:, None] * RP + channel[None, :]
+            tl.store(copies + place, x_s, mask=(position < positions)[:, None] & (channel < RP)[None, :])
+        x_s = ahead
+    _, matrix, both = gram_block(channel, CHS, COMPACT, CB)  # (CB, CB)
+    gram = tl.where(both, gram / positions, 0.0)
     if TRAINING:
         tl.store(gram_out + image * (COMPACT * CHS) + matrix, gram, mask=both)
     if ENERGY_EPS > 0:
-        gram /= energy + ENERGY_EPS
-    few = without_padding(gram, RP, WIDE, CB)
+        own = channel[:, None] == channel[None, :]
+        gram /= tl.sum(tl.sum(tl.where(own, gram, 0.0), axis=1), axis=0) / COMPACT + ENERGY_EPS
+    few = without_padding(gram, RP, CB, CB)
     outer = tl.reshape(sides[:, None, :] * few[None, :, :], (8 * RP, CB))
     inner = few * centre[None, :]  # (RP, CB)
     if x.dtype.element_ty == tl.float16:
@@ -134,13 +169,18 @@ def gathered_weights(
 
 @triton.jit
 def convolved(
-    x, position, there, channel, outer, inner, factor, height, width,
-    CHS: tl.constexpr, COMPACT: tl.constexpr, CHANNELS_LAST: tl.constexpr, RP: tl.constexpr,
+    x, copies, start, end, channel, outer, inner, factor, height, width,
+    CHS: tl.constexpr, COMPACT: tl.constexpr, CHANNELS_LAST: tl.constexpr, COPIED: tl.constexpr,
+    P: tl.constexpr, RP: tl.constexpr,
 ):  # fmt: skip
-    """u and x at a tile of positions, zero where not `there`: 2 x (P, CB), the first in float32."""
+    """u and x at P positions from `start` on, zero from `end` on: 2 x (P, CB), the first in float32."""
+    position = start + tl.arange(0, P)
     place = offsets(position, channel, height * width, CHS, CHANNELS_LAST)
-    tile = tl.load(x + place, mask=there[:, None] & (channel < CHS)[None, :], other=0.0)
-    beside = around(x, position, there, height, width, CHS, COMPACT, CHANNELS_LAST, RP)  # (P, 8 RP)
+    tile = tl.load(x + place, mask=(position < end)[:, None] & (channel < CHS)[None, :], other=0.0)
+    if COPIED:
+        beside = around(copies, start, end, height, width, RP, COMPACT, True, P, RP)  # (P, 8 RP)
+    else:
+        beside = around(x, start, end, height, width, CHS, COMPACT, CHANNELS_LAST, P, RP)
     u = tl.dot(beside, outer, input_precision="ieee")  # (P, 8 RP) (8 RP, CB) -> (P, CB)
     u = tl.dot(tile, inner, u, input_precision="ieee")  # (P, CB) (CB, CB) -> (P, CB)
     if x.dtype.element_ty == tl.float16:
@@ -152,14 +192,14 @@ def convolved(
 def gathered_forward(
     x,  # (N, C, H, W) in either memory format
     out,  # like x: z for inference, u for training
-    products, factors,  # as gathered_weights leaves them
+    copies, products, factors,  # as gathered_weights leaves them
     gamma, beta, mean, variance,  # (C,) inference only
     moments,  # (N bands, 2, C) float32, training only: a band's mean of u, and sum of squared differences from it
     height, width,
     band,  # positions a program makes
     eps,
     CHS: tl.constexpr, COMPACT: tl.constexpr, CHANNELS_LAST: tl.constexpr, TRAINING: tl.constexpr,
-    P: tl.constexpr, CB: tl.constexpr, RP: tl.constexpr,
+    COPIED: tl.constexpr, P: tl.constexpr, CB: tl.constexpr, RP: tl.constexpr,
 ):  # fmt: skip
     """All channels are one block: a position's own compact channels, which a product needs, are among what is added."""
     positions = height * width
@@ -167,6 +207,8 @@ def gathered_forward(
     real = channel < CHS
     x += image * positions * CHS
     out += image * positions * CHS
+    if COPIED:
+        copies += image * positions * RP
     products += image * (9 * RP * CHS)
     _, place, _ = gram_block(channel, CHS, 8 * RP, 8 * RP)
     outer = tl.load(products + place, mask=real[None, :], other=0.0)  # (8 RP, CB)
@@ -180,10 +222,9 @@ def gathered_forward(
         # The pivot, the mean of u in the first tile, keeps a mean far from zero from swamping the variance.
         plain_sum = tl.zeros((P, CB), dtype=tl.float32)
         square_sum = tl.zeros((P, CB), dtype=tl.float32)
-        position = begin + tl.arange(0, P)
         first, _ = convolved(
-            x, position, position < end, channel, outer, inner, factor, height, width,
-            CHS, COMPACT, CHANNELS_LAST, RP,
+            x, copies, begin, end, channel, outer, inner, factor, height, width,
+            CHS, COMPACT, CHANNELS_LAST, COPIED, P, RP,
         )  # fmt: skip
         pivot = tl.sum(first, axis=0) / tl.minimum(end - begin, P)
     else:
@@ -193,11 +234,11 @@ def gathered_forward(
         if x.dtype.element_ty != tl.float16:  # no product of its own: W is not divided by a factor
             inner = (inner.to(tl.float32) + same.to(tl.float32)).to(inner.dtype)
     for start in range(begin, end, P):
-        position = start + tl.arange(0, P)
         u, tile = convolved(
-            x, position, position < end, channel, outer, inner, factor, height, width,
-            CHS, COMPACT, CHANNELS_LAST, RP,
+            x, copies, start, end, channel, outer, inner, factor, height, width,
+            CHS, COMPACT, CHANNELS_LAST, COPIED, P, RP,
         )  # fmt: skip
+        position = start + tl.arange(0, P)
         here = (position < end)[:, None] & real[None, :]
         spots = offsets(position, channel, positions, CHS, CHANNELS_LAST)
         if TRAINING:

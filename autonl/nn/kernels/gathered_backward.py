@@ -86,7 +86,7 @@ def gathered_backward(
         own_place = position[:, None] * CHS + channel[None, :]
         tl.store(du + own_place, half_range(slope, 7000.0, du.dtype.element_ty), mask=inside)
         # where not `there`, these two are zero
-        beside = around(x, position, there, height, width, CHS, COMPACT, CHANNELS_LAST, RP)  # (P, 8 RP)
+        beside = around(x, start, end, height, width, CHS, COMPACT, CHANNELS_LAST, P, RP)  # (P, 8 RP)
         itself = compact_tile(x, position, compact, there, positions, CHS, COMPACT, CHANNELS_LAST)  # (P, WIDE)
         beside_sum = exact_product(tl.trans(beside), slope, beside_sum)  # (8 RP, P) (P, CB)
         itself_sum = exact_product(tl.trans(itself), slope, itself_sum)  # (WIDE, P) (P, CB)

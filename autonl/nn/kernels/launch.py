@@ -163,18 +163,25 @@ def gathered_launches(problem: Problem, training: bool, tile: Tile) -> Forward:
     images, chs, height, width, *_ = problem
     norm = "- - - -" if training else "gamma beta mean variance"
     tile = replace(tile, channels=power_of_two(chs, 16, 1024))
-    gram_tile = replace(tile, positions=tile.gram_positions, stages=tile.gram_stages, warps=8, registers=0)
-    known = {"TRAINING": training}
-    tensors = f"x weight {norm} {'gram' if training else '-'} products factors"
+    gram_tile = replace(tile, positions=tile.gram_positions, warps=max(tile.gram_positions // 32, 1), registers=0)
+    copied = tile.copied and problem.stride == 1
+    known = {"TRAINING": training, "COPIED": copied}
+    copies = "copies" if copied else "-"
+    tensors = f"x weight {norm} {'gram' if training else '-'} {copies} products factors"
     scalars: tuple[Any, ...] = (height, width, problem.samples, problem.eps)
     constants = problem.gathered_constants(gram_tile) | known
     weights = Launch(gathered_weights, tensors, (1, 1, images), scalars, constants, gram_tile)
     bands, band, _ = banded(problem.positions, width, tile)
-    tensors = f"x out products factors {norm} {'moments' if training else '-'}"
+    tensors = f"x out {copies} products factors {norm} {'moments' if training else '-'}"
     constants = problem.gathered_constants(tile) | known
     forward = Launch(gathered_forward, tensors, (1, bands, images), (height, width, band, problem.eps), constants, tile)
-    rows = 9 * constants["RP"]
-    buffers: Buffers = {"products": ((images, rows, chs), problem.dtype), "factors": ((images,), torch.float32)}
+    compact = constants["RP"]
+    buffers: Buffers = {
+        "products": ((images, 9 * compact, chs), problem.dtype),
+        "factors": ((images,), torch.float32),
+    }
+    if copied:
+        buffers["copies"] = ((images, problem.positions, compact), problem.dtype)
     return Forward([weights, forward], buffers, bands, band)
 
 
@@ -304,8 +311,9 @@ def backward_plan(problem: Problem, tile: Tile | None, input_tile: Tile | None, 
             problem.gathered_constants(tile),
             tile,
         )
-        whole = replace(tile, channels=power_of_two(chs, 16, 1024), registers=input_tile.registers)
-        constants, scalars = problem.product_constants(whole), (height, width, bands, band, ROWS_BELOW)
+        whole = replace(input_tile, channels=power_of_two(chs, 16, 1024))
+        parts, (bands, band, _) = bands, banded(positions, width, whole)
+        constants, scalars = problem.product_constants(whole), (height, width, parts, band, ROWS_BELOW)
         tensors = "dz x gram d_gram du taps steepness d_taps dx d_weight"
         inputs = Launch(gathered_input_backward, tensors, (1, bands, images), scalars, constants, whole)
     else:

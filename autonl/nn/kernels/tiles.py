@@ -23,6 +23,7 @@ class Tile:
     gram_stages: int = 3
     spatial: bool = False  # inference on a map of one step: the affinity between positions instead of G
     gathered: bool = False  # the kernels of `gathered`, of which one of its own makes G; only where `gathered_fits`
+    copied: bool = False  # these take x's compact channels from a copy of their own where all positions are sampled
     registers: int = 0  # a thread has at most, so that another program fits beside the others; 0: what it likes
 
 
@@ -42,7 +43,8 @@ def gathered_fits(chs: int, compact_chs: int, positions: int) -> bool:
 
 
 def gathered_tile(chs: int, positions: int) -> Tile:
-    return Tile(64, power_of_two(chs, 16, 64), warps=4, bands=-(-positions // 784), stages=1, gathered=True)
+    tile = Tile(64, power_of_two(chs, 16, 64), warps=4, bands=-(-positions // 784), stages=1, gathered=True)
+    return tile if positions > 1024 else replace(tile, gram_positions=64)
 
 
 def forward_tile(chs: int, compact_chs: int, positions: int, dtype: torch.dtype, training: bool) -> Tile:
@@ -58,10 +60,9 @@ def forward_tile(chs: int, compact_chs: int, positions: int, dtype: torch.dtype,
         return Tile(positions=64, channels=power_of_two(chs, 16, 32), warps=4, stages=2)
     if gathered_fits(chs, compact_chs, positions):
         tile = gathered_tile(chs, positions)
-        if positions <= 1024:
-            return tile
-        few = replace(tile, bands=-(-positions // 1100), gram_stages=4)
-        return replace(tile, gram_stages=4, registers=96 if chs <= 32 else 0) if training else few
+        if training:
+            return replace(tile, registers=112 if chs <= 32 else 0)
+        return replace(tile, bands=2 if positions <= 1024 else -(-positions // 1100))
     if positions <= 1024:
         return Tile(positions=128, channels=16 if chs % 32 else 32, warps=4)
     large = Tile(64 if training else 128, power_of_two(chs, 16, 32), warps=4, bands=-(-positions // 448))
@@ -77,9 +78,8 @@ def depthwise_backward_tile(chs: int, compact_chs: int, positions: int, dtype: t
         if chs <= 256:
             return replace(small, step=min(32, small.positions), registers=128 if compact_chs <= 64 else 0)
         return replace(small, channels=32, step=16)
-    if positions > 1024 and gathered_fits(chs, compact_chs, positions):
-        tile = replace(gathered_tile(chs, positions), channels=power_of_two(chs, 16, 32))
-        return replace(tile, registers=128 if chs <= 32 else 0)
+    if gathered_fits(chs, compact_chs, positions):
+        return replace(gathered_tile(chs, positions), registers=128 if chs <= 32 else 0)
     if positions <= 256 or positions > 1024:
         return Tile(64, power_of_two(chs, 16, 32), warps=4, bands=-(-positions // 512), stages=1)
     return Tile(128, 16 if chs % 32 else 32, warps=4, stages=1)
@@ -90,7 +90,8 @@ def input_backward_tile(chs: int, positions: int, dtype: torch.dtype) -> Tile:
         return Tile(positions=16, channels=power_of_two(chs, 16, 32), warps=4)
     channels = 32 if 64 < chs <= 128 else power_of_two(chs, 16, 64)
     registers = 64 if positions > 1024 and chs <= 32 else 0
-    return Tile(power_of_two(positions, 16, 64), channels, warps=4, stages=1, registers=registers)
+    bands = max(2, -(-positions // 784))  # of the gathered kernel alone
+    return Tile(power_of_two(positions, 16, 64), channels, warps=4, bands=bands, stages=1, registers=registers)
 
 
 def pass_tile(chs: int, positions: int, values: int = 4096) -> Tile:
