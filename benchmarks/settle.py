@@ -135,7 +135,6 @@ def alternatives(size: int, chs: int, ratio: float, stride: int, what: str) -> l
     gathered = chosen.gathered or (what == "input" and tiles.depthwise_backward_tile(*sizes, torch.bfloat16).gathered)
     if gathered:
         found += [replace(chosen, bands=bands) for bands in (chosen.bands - 1, chosen.bands + 1) if bands]
-        found += [replace(chosen, copied=not chosen.copied)] if what in ("inference", "forward") else []
     else:
         found += [replace(chosen, bands=chosen.bands - 1)] if chosen.bands > 1 and what != "input" else []
         found += [replace(chosen, channels=chosen.channels // 2)] if chosen.channels > 16 else []
@@ -164,9 +163,9 @@ def block_errors(shape: Shape, dtype: str, found: dict[str, MaybeTile]) -> dict[
     size, chs, ratio, stride = shape
     with table(found):
         poison()
-        errors(16, chs, size, size, ratio, stride, "channels_last", getattr(torch, dtype), "cuda")
+        errors(16, chs, size, size, ratio, stride, "channels_last", getattr(torch, dtype), "cuda", energy=False)
         poison()  # and once more without the binder
-        return errors(16, chs, size, size, ratio, stride, "channels_last", getattr(torch, dtype), "cuda")
+        return errors(16, chs, size, size, ratio, stride, "channels_last", getattr(torch, dtype), "cuda", energy=False)
 
 
 def check(shape: Shape, rows: Rows, fastest: Fastest, dtype: str) -> None:

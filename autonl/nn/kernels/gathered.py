@@ -111,15 +111,13 @@ def gathered_weights(
     weight,  # (C, 1, 3, 3)
     gamma, beta, mean, variance,  # (C,) inference only
     gram_out,  # (N, Cr, C) float32, training only: G
-    copies,  # (N, H W, RP) like x, where COPIED: its first channels, with stride 1
     products,  # (N, 9 RP, C) like x: W / factor, the eight sides' rows first
     factors,  # (N,) float32
     height, width,
     samples,
     eps,
     CHS: tl.constexpr, COMPACT: tl.constexpr, STRIDE: tl.constexpr, CHANNELS_LAST: tl.constexpr,
-    ENERGY_EPS: tl.constexpr, TRAINING: tl.constexpr, COPIED: tl.constexpr,
-    P: tl.constexpr, CB: tl.constexpr, RP: tl.constexpr,
+    ENERGY_EPS: tl.constexpr, TRAINING: tl.constexpr, P: tl.constexpr, CB: tl.constexpr, RP: tl.constexpr,
 ):  # fmt: skip
     """G of one image, and W, of which a BN for inference is a part. All channels are one block.
 
@@ -139,10 +137,6 @@ def gathered_weights(
     for start in range(0, samples, P):
         ahead = sampled_tile(x, start + P, samples, channel, height, width, CHS, STRIDE, CHANNELS_LAST, P)
         gram = tl.dot(tl.trans(x_s), x_s, gram, input_precision="ieee")  # (CB, P) (P, CB) -> (CB, CB)
-        if COPIED:
-            position = start + tl.arange(0, P)
-            place = (image * positions + position)[:, None] * RP + channel[None, :]
-            tl.store(copies + place, x_s, mask=(position < positions)[:, None] & (channel < RP)[None, :])
         x_s = ahead
     _, matrix, both = gram_block(channel, CHS, COMPACT, CB)  # (CB, CB)
     gram = tl.where(both, gram / positions, 0.0)
@@ -169,18 +163,14 @@ def gathered_weights(
 
 @triton.jit
 def convolved(
-    x, copies, start, end, channel, outer, inner, factor, height, width,
-    CHS: tl.constexpr, COMPACT: tl.constexpr, CHANNELS_LAST: tl.constexpr, COPIED: tl.constexpr,
-    P: tl.constexpr, RP: tl.constexpr,
+    x, start, end, channel, outer, inner, factor, height, width,
+    CHS: tl.constexpr, COMPACT: tl.constexpr, CHANNELS_LAST: tl.constexpr, P: tl.constexpr, RP: tl.constexpr,
 ):  # fmt: skip
     """u and x at P positions from `start` on, zero from `end` on: 2 x (P, CB), the first in float32."""
     position = start + tl.arange(0, P)
     place = offsets(position, channel, height * width, CHS, CHANNELS_LAST)
     tile = tl.load(x + place, mask=(position < end)[:, None] & (channel < CHS)[None, :], other=0.0)
-    if COPIED:
-        beside = around(copies, start, end, height, width, RP, COMPACT, True, P, RP)  # (P, 8 RP)
-    else:
-        beside = around(x, start, end, height, width, CHS, COMPACT, CHANNELS_LAST, P, RP)
+    beside = around(x, start, end, height, width, CHS, COMPACT, CHANNELS_LAST, P, RP)  # (P, 8 RP)
     u = tl.dot(beside, outer, input_precision="ieee")  # (P, 8 RP) (8 RP, CB) -> (P, CB)
     u = tl.dot(tile, inner, u, input_precision="ieee")  # (P, CB) (CB, CB) -> (P, CB)
     if x.dtype.element_ty == tl.float16:
@@ -192,14 +182,14 @@ def convolved(
 def gathered_forward(
     x,  # (N, C, H, W) in either memory format
     out,  # like x: z for inference, u for training
-    copies, products, factors,  # as gathered_weights leaves them
+    products, factors,  # as gathered_weights leaves them
     gamma, beta, mean, variance,  # (C,) inference only
     moments,  # (N bands, 2, C) float32, training only: a band's mean of u, and sum of squared differences from it
     height, width,
     band,  # positions a program makes
     eps,
     CHS: tl.constexpr, COMPACT: tl.constexpr, CHANNELS_LAST: tl.constexpr, TRAINING: tl.constexpr,
-    COPIED: tl.constexpr, P: tl.constexpr, CB: tl.constexpr, RP: tl.constexpr,
+    P: tl.constexpr, CB: tl.constexpr, RP: tl.constexpr,
 ):  # fmt: skip
     """All channels are one block: a position's own compact channels, which a product needs, are among what is added."""
     positions = height * width
@@ -207,8 +197,6 @@ def gathered_forward(
     real = channel < CHS
     x += image * positions * CHS
     out += image * positions * CHS
-    if COPIED:
-        copies += image * positions * RP
     products += image * (9 * RP * CHS)
     _, place, _ = gram_block(channel, CHS, 8 * RP, 8 * RP)
     outer = tl.load(products + place, mask=real[None, :], other=0.0)  # (8 RP, CB)
@@ -223,8 +211,7 @@ def gathered_forward(
         plain_sum = tl.zeros((P, CB), dtype=tl.float32)
         square_sum = tl.zeros((P, CB), dtype=tl.float32)
         first, _ = convolved(
-            x, copies, begin, end, channel, outer, inner, factor, height, width,
-            CHS, COMPACT, CHANNELS_LAST, COPIED, P, RP,
+            x, begin, end, channel, outer, inner, factor, height, width, CHS, COMPACT, CHANNELS_LAST, P, RP
         )  # fmt: skip
         pivot = tl.sum(first, axis=0) / tl.minimum(end - begin, P)
     else:
@@ -235,8 +222,7 @@ def gathered_forward(
             inner = (inner.to(tl.float32) + same.to(tl.float32)).to(inner.dtype)
     for start in range(begin, end, P):
         u, tile = convolved(
-            x, copies, start, end, channel, outer, inner, factor, height, width,
-            CHS, COMPACT, CHANNELS_LAST, COPIED, P, RP,
+            x, start, end, channel, outer, inner, factor, height, width, CHS, COMPACT, CHANNELS_LAST, P, RP
         )  # fmt: skip
         position = start + tl.arange(0, P)
         here = (position < end)[:, None] & real[None, :]

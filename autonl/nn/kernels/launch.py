@@ -164,24 +164,17 @@ def gathered_launches(problem: Problem, training: bool, tile: Tile) -> Forward:
     norm = "- - - -" if training else "gamma beta mean variance"
     tile = replace(tile, channels=power_of_two(chs, 16, 1024))
     gram_tile = replace(tile, positions=tile.gram_positions, warps=max(tile.gram_positions // 32, 1), registers=0)
-    copied = tile.copied and problem.stride == 1
-    known = {"TRAINING": training, "COPIED": copied}
-    copies = "copies" if copied else "-"
-    tensors = f"x weight {norm} {'gram' if training else '-'} {copies} products factors"
+    known = {"TRAINING": training}
+    tensors = f"x weight {norm} {'gram' if training else '-'} products factors"
     scalars: tuple[Any, ...] = (height, width, problem.samples, problem.eps)
     constants = problem.gathered_constants(gram_tile) | known
     weights = Launch(gathered_weights, tensors, (1, 1, images), scalars, constants, gram_tile)
     bands, band, _ = banded(problem.positions, width, tile)
-    tensors = f"x out {copies} products factors {norm} {'moments' if training else '-'}"
+    tensors = f"x out products factors {norm} {'moments' if training else '-'}"
     constants = problem.gathered_constants(tile) | known
     forward = Launch(gathered_forward, tensors, (1, bands, images), (height, width, band, problem.eps), constants, tile)
-    compact = constants["RP"]
-    buffers: Buffers = {
-        "products": ((images, 9 * compact, chs), problem.dtype),
-        "factors": ((images,), torch.float32),
-    }
-    if copied:
-        buffers["copies"] = ((images, problem.positions, compact), problem.dtype)
+    rows = 9 * constants["RP"]
+    buffers: Buffers = {"products": ((images, rows, chs), problem.dtype), "factors": ((images,), torch.float32)}
     return Forward([weights, forward], buffers, bands, band)
 
 

@@ -23,7 +23,6 @@ class Tile:
     gram_stages: int = 3
     spatial: bool = False  # inference on a map of one step: the affinity between positions instead of G
     gathered: bool = False  # the kernels of `gathered`, of which one of its own makes G; only where `gathered_fits`
-    copied: bool = False  # these take x's compact channels from a copy of their own where all positions are sampled
     registers: int = 0  # a thread has at most, so that another program fits beside the others; 0: what it likes
 
 
