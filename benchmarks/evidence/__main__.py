@@ -56,6 +56,8 @@ def main() -> None:
         jobs = list(dict.fromkeys(job for part in arguments.only for job in jobs if part in job.key))
     command = shlex.join(["python", "-m", "benchmarks.evidence", *sys.argv[1:]])
     if arguments.smoke:
+        if any(job.kind == "segment" for job in jobs):
+            parser.error("--smoke has no made images for segmentation: name another suite")
         smoke(jobs, command)
         return
     if not arguments.data:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from io import BytesIO
 from pathlib import Path
 
 import matplotlib
@@ -59,10 +60,14 @@ FIGURES: dict[str, tuple[str, dict[str, Points]]] = {
 }
 
 
-def draw(name: str) -> Path | None:
+def path_of(name: str) -> Path:
+    return IMAGES / f"{name}.svg"
+
+
+def draw(name: str) -> bytes | None:
     """Top-1 against MACs: every kind a colour, several costs of a kind a line, means with bars of one standard error.
 
-    None where a figure has no more than the points of suite gain.
+    The SVG file; None where a figure has no more than the points of suite gain.
     """
     where, kinds = FIGURES[name]
     rows = {suite: groups(read(suite), "top1") for suite in ("gain", "search", "budget", "widths")}
@@ -84,9 +89,9 @@ def draw(name: str) -> Path | None:
     axes.xaxis.set_minor_formatter("{x:g}")
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8, frameon=False)
-    path = IMAGES / f"{name}.svg"
-    figure.savefig(path, metadata={"Date": None})
-    return path
+    drawing = BytesIO()
+    figure.savefig(drawing, format="svg", metadata={"Date": None})
+    return drawing.getvalue()
 
 
 def macs(group: Group) -> float:

@@ -11,6 +11,7 @@ from statistics import correlation, mean, stdev
 from benchmarks import RESULTS, read_rows
 
 TOO_FEW = "too few runs to say"
+FEWEST = 3  # runs that a verdict takes: two may lie close to each other by chance
 
 
 @dataclass(frozen=True)
@@ -73,8 +74,10 @@ def verdict(claim: Claim, found: dict[str, Group]) -> str:
 
 
 def noise_of(one: Group, other: Group) -> float | None:
-    """Two standard errors of the difference of two means; of single runs none is known."""
-    return None if one.error is None or other.error is None else 2 * math.hypot(one.error, other.error)
+    """Two standard errors of the difference of two means; of fewer than three runs none is known."""
+    if min(len(one.values), len(other.values)) < FEWEST or one.error is None or other.error is None:
+        return None
+    return 2 * math.hypot(one.error, other.error)
 
 
 def no_worse(one: Group, other: Group) -> str:

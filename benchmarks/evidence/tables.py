@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from statistics import correlation, mean, median
+from statistics import mean, median
 
 from benchmarks import RESULTS, read_rows
 from benchmarks.evidence.groups import Group, correlated
@@ -11,20 +11,23 @@ FIDELITY = """
 Networks of the search's table, random and found, trained once for so many epochs on nine tenths of the training
 images, judged by the rest (`python -m benchmarks.fidelity --data DIR`, an H200 with three and more other jobs on it,
 torch 2.11; median seconds, with the recording of the passes). The interval is Fisher's, of 95 %: of this few networks
-the correlation is hardly known, and which of these ways is better not at all. Even a perfect judge would not reach 1:
-whole trainings of one network differ by their seed. A network that was itself chosen by such a trial is left out.
+the correlation is hardly known, and which of these ways is better not at all. All the same it was this table, which
+looks at validation images, by which 12 epochs at 64 px were chosen for the trials. Even a perfect judge would not
+reach 1: whole trainings of one network differ by their seed. A network that was itself chosen by such a trial is left
+out.
 """
 
 CHOSEN_BY_TRIALS = "found with trials"
 
 TRIED = """
-Mean top-1 on the selection images after 12 epochs at 64 px (at 96 px in the search at 192 px), and how many trials
+A search draws its first trials by its gates and at random ("whims"), the later ones by what trials before them ended
+at. Mean top-1 on the selection images after 12 epochs at 64 px (at 96 px in the search at 192 px), and how many trials
 (`python -m benchmarks.tried RUN` reads them out of run folders). The searches of widths and very small settings have
 LightNL by energy. Of the {n} trials that were drawn before any result was known, top-1 is correlated, within searches,
-by {supernet:.2f} with what the super-network gave the same network, by {blocks:.2f} with its number of blocks, by
-{lightnl:.2f} with its LightNL blocks and by {se:.2f} with its SE blocks. The super-network thus tells networks at one
-budget not at all apart, and a short training dislikes SE more than whole ones seem to: what trials find is believed
-after a whole training.
+by {supernet} with what the super-network gave the same network, by {blocks} with its number of blocks, by {lightnl}
+with its LightNL blocks and by {se} with its SE blocks (Fisher's intervals of 95 %). There is no sign that the
+super-network tells networks at one budget apart. What short trainings like need not be what whole ones like: what
+trials find is believed after a whole training.
 """
 
 BRANCHES = """
@@ -96,7 +99,7 @@ def tried() -> list[str]:
         lines.append(f"| {search} | {' | '.join(cells)} | {max(max(found) for found in here.values()):.1f} |")
     blind = [row for row in rows if row["drawn_by"] != "results"]
     known = {
-        name: correlation(within_searches(blind, name), within_searches(blind, "trained"))
+        name: correlated(within_searches(blind, name), within_searches(blind, "trained"))
         for name in ("supernet", "blocks", "lightnl", "se")
     }
     return [*lines, TRIED.format(n=len(blind), **known)]
