@@ -78,7 +78,11 @@ CLAIMS = (
         "search", "With 20 trials of 6 epochs the search beats networks drawn at random", "found with trials", "random"
     ),
     Claim("search", "With 20 trials of 12 epochs at 64 px the search beats networks drawn at random", TRIALS, "random"),
-    Claim("search", "So it does the ten of which nothing was known when these trials were settled (asked afterwards)", TRIALS, UNSEEN),
+    Claim(
+        "search",
+        "So it does the ten of which nothing was known when these trials were settled (asked afterwards)",
+        *(TRIALS, UNSEEN),
+    ),
     Claim(
         "search",
         "With these trials the search is at least 1.5 better than MobileNetV2-LightNL",

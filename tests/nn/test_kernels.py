@@ -48,8 +48,10 @@ INTERPRETED = [
     (3, 12, 5, 6, 0.25, 2, "channels_last", "float32", {"gathered": True, "bands": 2}),
     (2, 20, 4, 5, 0.5, 1, "contiguous_format", "float16", {"gathered": True}),
     (2, 12, 5, 7, 0.25, 1, "channels_last", "float32", {"gathered": True, "bands": 2, "gram_positions": 16}),
+    (2, 36, 5, 7, 0.25, 1, "channels_last", "float32", {"gathered": True, "gram_positions": 32, "gram_split": 2}),
+    (2, 12, 5, 7, 0.25, 2, "channels_last", "float32", {"gathered": True, "gram_positions": 32, "gram_split": 2}),
 ]  # fmt: skip
-BY_ENERGY = (0, 2, 4, 6, 8, 9, 10)  # of these: every way to make G
+BY_ENERGY = (0, 2, 4, 6, 8, 9, 11)  # of these: every way to make G
 
 
 def random_block(chs: int, ratio: float, stride: int, energy: bool = False) -> LightNL:
