@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.metadata import version
 from importlib.util import find_spec
 from itertools import zip_longest
@@ -112,7 +113,8 @@ def interpret() -> None:
     found = []
     for number, (*shape, dtype, division) in enumerate(INTERPRETED):
         tile = launch.Tile(**{"positions": 16, "channels": 16, "warps": 4} | division)
-        launch.forward_tile = launch.depthwise_backward_tile = launch.input_backward_tile = lambda *_, tile=tile: tile
+        launch.forward_tile = launch.depthwise_backward_tile = lambda *_, tile=tile: tile
+        launch.input_backward_tile = lambda *_, tile=tile: replace(tile, bands=tile.bands + 1)
         forms = [(False, 1.0), *([(True, 1.0)] if number in BY_ENERGY else [])]
         forms += [(True, 1e-3)] if number == BY_ENERGY[1] else []  # where EPSILON is half of the energy
         found.append([errors(*shape, getattr(torch, dtype), "cpu", *form) for form in forms])
