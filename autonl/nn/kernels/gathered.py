@@ -6,10 +6,9 @@ side, X (H W, 9 Cr), and W[(t, r), c] = w[t, c] G[r, c]: `gathered_weights` make
 takes two products a tile, of the eight neighbours and of the position itself, and neither y nor du has to be kept
 where neighbours can see it; `gathered_backward` has the way back.
 
-In comments P, CB and RP are a tile's positions, channels and compact channels (8 or more), and WIDE is RP, but 16 at
-least: no product is narrower. Loads of neighbours are not pipelined: that would take them past the first cache, which
-holds what neighbours share. Products with rows of zeros and ones spread what is not finite over all channels of a
-position.
+In comments P, CB and RP are a tile's positions, channels and compact channels (8 or more). Loads of neighbours are not
+pipelined: that would take them past the first cache, which holds what neighbours share. Products with rows of zeros and
+ones spread what is not finite over all channels of a position.
 """
 
 import triton
@@ -81,12 +80,12 @@ def load_taps(weight, channel, CHS: tl.constexpr):
 
 
 @triton.jit
-def without_padding(matrix, RP: tl.constexpr, WIDE: tl.constexpr, CB: tl.constexpr):
-    """(WIDE, CB) -> (RP, CB): rows from RP on are zero."""
-    if RP == WIDE:
+def without_padding(matrix, RP: tl.constexpr, ROWS: tl.constexpr, CB: tl.constexpr):
+    """(ROWS, CB) -> (RP, CB): rows from RP on are zero."""
+    if RP == ROWS:
         return matrix
     else:
-        return tl.sum(tl.reshape(matrix, (WIDE // RP, RP, CB)), axis=0)
+        return tl.sum(tl.reshape(matrix, (ROWS // RP, RP, CB)), axis=0)
 
 
 @triton.jit

@@ -3,6 +3,8 @@
 
 A       = X^T du                     (9 Cr, C) an image
 dG      = sum_t w[t] A[t],   dw[t] = sum_r G[r] A[t, r], summed over the images
+
+WIDE is RP, but 16 at least: no product is narrower.
 """
 
 import triton

@@ -137,7 +137,7 @@ def forward_launches(problem: Problem, training: bool, tile: Tile | None) -> For
     if tile.gram_parts:
         # of more than 64 compact channels, 256 positions a step would not fit into shared memory
         step = min(tile.gram_positions, 128) if compact_width(problem.compact_chs) > 64 else tile.gram_positions
-        gram_tile = replace(tile, positions=step, bands=tile.gram_parts, stages=tile.gram_stages, registers=0)
+        gram_tile = replace(tile, positions=step, bands=tile.gram_parts, registers=0)
         parts, part, _ = banded(samples, width, gram_tile)
         scalars, known = (height, width, samples, part), problem.product_constants(gram_tile)
         launches.append(Launch(gram_kernel, "x gram_parts", (blocks, parts, images), scalars, known, gram_tile))
@@ -306,10 +306,10 @@ def backward_plan(problem: Problem, tile: Tile | None, input_tile: Tile | None, 
             tile,
         )
         whole = replace(input_tile, channels=power_of_two(chs, 16, 1024))
-        parts, (bands, band, _) = bands, banded(positions, width, whole)
-        constants, scalars = problem.product_constants(whole), (height, width, parts, band, ROWS_BELOW)
+        input_bands, input_band, _ = banded(positions, width, whole)
+        constants, scalars = problem.product_constants(whole), (height, width, bands, input_band, ROWS_BELOW)
         tensors = "dz x gram d_gram du taps steepness d_taps dx d_weight"
-        inputs = Launch(gathered_input_backward, tensors, (1, bands, images), scalars, constants, whole)
+        inputs = Launch(gathered_input_backward, tensors, (1, input_bands, images), scalars, constants, whole)
     else:
         shape = (images * bands * blocks, 2 * band + 2 * halo + 9, tile.channels)
         buffers["scratch"] = (shape, product_dtype(problem.dtype))

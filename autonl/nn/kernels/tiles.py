@@ -20,7 +20,6 @@ class Tile:
     stages: int = 3  # of the software pipeline of loads that feed products
     gram_parts: int = 0  # programs of a kernel of its own that share an image's G; 0: every band makes G for itself
     gram_positions: int = 128  # a step of that kernel
-    gram_stages: int = 3
     gram_split: int = 1  # of `gathered`: products side by side that make a step of it, with a warp each
     spatial: bool = False  # inference on a map of one step: the affinity between positions instead of G
     gathered: bool = False  # the kernels of `gathered`, of which one of its own makes G; only where `gathered_fits`
