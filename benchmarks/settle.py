@@ -135,9 +135,6 @@ def alternatives(size: int, chs: int, ratio: float, stride: int, what: str) -> l
     gathered = chosen.gathered or (what == "input" and tiles.depthwise_backward_tile(*sizes, torch.bfloat16).gathered)
     if gathered:
         found += [replace(chosen, bands=bands) for bands in (chosen.bands - 1, chosen.bands + 1) if bands]
-        # the kernel that makes G waits for what it loads: with more warps more of it is under way
-        split = [replace(chosen, gram_split=8, gram_positions=step) for step in (256, 512)]
-        found += split if what in ("inference", "forward") else []
     else:
         found += [replace(chosen, bands=chosen.bands - 1)] if chosen.bands > 1 and what != "input" else []
         found += [replace(chosen, channels=chosen.channels // 2)] if chosen.channels > 16 else []

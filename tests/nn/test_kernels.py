@@ -49,10 +49,8 @@ INTERPRETED = [
     (3, 12, 5, 6, 0.25, 2, "channels_last", "float32", {"gathered": True, "bands": 2}),
     (2, 20, 4, 5, 0.5, 1, "contiguous_format", "float16", {"gathered": True}),
     (2, 12, 5, 7, 0.25, 1, "channels_last", "float32", {"gathered": True, "bands": 2, "gram_positions": 16}),
-    (2, 36, 5, 7, 0.25, 1, "channels_last", "float32", {"gathered": True, "gram_positions": 32, "gram_split": 2}),
-    (2, 12, 5, 7, 0.25, 2, "channels_last", "float32", {"gathered": True, "gram_positions": 32, "gram_split": 2}),
 ]  # fmt: skip
-BY_ENERGY = (0, 2, 4, 6, 8, 9, 11)  # of these: every way to make G
+BY_ENERGY = (0, 2, 4, 6, 8, 9)  # of these: every way to make G
 
 
 def random_block(chs: int, ratio: float, stride: int, energy: bool = False) -> LightNL:
@@ -236,14 +234,40 @@ def test_what_torch_compile_normalises_is_batch_norm() -> None:
 
 
 @NEEDS_TRITON
+@pytest.mark.parametrize(("chs", "size"), [(24, 56), (96, 14), (320, 7), (320, 36)])
+def test_a_launch_ahead_of_time_is_of_a_kernel_that_waits(chs: int, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    from autonl.nn.kernels import launch, passes
+
+    monkeypatch.setattr(passes, "can_overlap", lambda: True)
+    problem = launch.Problem(2, chs, size, size, True, torch.bfloat16, chs // 4, 1, 1e-5, 0.0)
+    plans = [
+        launch.inference_plan.__wrapped__(problem, None, ()),
+        launch.training_plan.__wrapped__(problem, 0.1, True, True, None, ()),
+        launch.backward_plan.__wrapped__(problem, None, None, ()),
+    ]
+    for plan in plans:
+        first, *others = plan.launches
+        assert "launch_pdl" not in first.limits  # x may not be there yet
+        for one in others:
+            assert one.limits["launch_pdl"]
+            assert one.constants["CHAINED"]
+            body = one.kernel.src.split("# fmt: skip\n")[1]
+            assert body.split('"""')[-1].lstrip().startswith("chain(CHAINED)")  # before it touches any memory
+
+
+@NEEDS_TRITON
 @pytest.mark.skipif(not PROVE, reason="compiles some hundred kernels: make prove")
 @pytest.mark.parametrize("energy", [0.0, EPSILON])
 @pytest.mark.parametrize("dtype", BOUNDS)
 @pytest.mark.usefixtures("hopper")
-def test_every_kernel_compiles_for_a_gpu_that_is_not_here(dtype: str, energy: float) -> None:
+def test_every_kernel_compiles_for_a_gpu_that_is_not_here(
+    dtype: str, energy: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The interpreter does not see what the compiler refuses, a variable that changes its shape in a loop for one."""
     from autonl.nn.kernels import launch, passes
     from benchmarks.settle import alternatives
+
+    monkeypatch.setattr(passes, "can_overlap", lambda: True)
 
     def run(planned: launch.Launch, *tensors: Tensor | None) -> None:
         arguments = planned.constants | planned.options | planned.limits | passes.FUSION

@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 
 from autonl.nn.kernels.pieces import (
+    chain,
     folded_norm,
     gram_block,
     offsets,
@@ -117,14 +118,13 @@ def gathered_weights(
     eps,
     CHS: tl.constexpr, COMPACT: tl.constexpr, STRIDE: tl.constexpr, CHANNELS_LAST: tl.constexpr,
     ENERGY_EPS: tl.constexpr, TRAINING: tl.constexpr, P: tl.constexpr, CB: tl.constexpr, RP: tl.constexpr,
-    SPLIT: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):  # fmt: skip
     """G of one image, and W, of which a BN for inference is a part. All channels are one block.
 
     G is part of x_s^T x_s: what a load brings is both sides of the product. The next step's is under way meanwhile.
-    SPLIT: a step is so many products side by side, each with a part of the positions and a sum of its own. More warps
-    can share it then; and of more than 32 channels only the first 16 are a left side, as sums take registers.
     """
+    chain(CHAINED)
     image, _, _, channel, _ = this_program(samples, samples, CB)
     real = channel < CHS
     positions = height * width
@@ -134,34 +134,20 @@ def gathered_weights(
         inverse, _ = folded_norm(gamma, beta, mean, variance, channel, eps, CHS)
         sides *= inverse[None, :]
         centre *= inverse
-    ROWS: tl.constexpr = 16 if SPLIT > 1 and CB > 32 else CB
-    if SPLIT == 1:
-        gram = tl.zeros((CB, CB), dtype=tl.float32)
-        x_s = sampled_tile(x, 0, samples, channel, height, width, CHS, STRIDE, CHANNELS_LAST, P)  # (P, CB)
-        for start in range(0, samples, P):
-            ahead = sampled_tile(x, start + P, samples, channel, height, width, CHS, STRIDE, CHANNELS_LAST, P)
-            gram = tl.dot(tl.trans(x_s), x_s, gram, input_precision="ieee")  # (CB, P) (P, CB) -> (CB, CB)
-            x_s = ahead
-    else:
-        compact = tl.arange(0, ROWS)
-        parts = tl.zeros((SPLIT, ROWS, CB), dtype=tl.float32)
-        for start in range(0, samples, P):
-            x_s = sampled_tile(x, start, samples, channel, height, width, CHS, STRIDE, CHANNELS_LAST, P)
-            x_sc = x_s
-            if ROWS < CB:
-                x_sc = sampled_tile(x, start, samples, compact, height, width, CHS, STRIDE, CHANNELS_LAST, P)
-            left = tl.permute(tl.reshape(x_sc, (SPLIT, P // SPLIT, ROWS)), (0, 2, 1))
-            right = tl.reshape(x_s, (SPLIT, P // SPLIT, CB))
-            parts = tl.dot(left, right, parts, input_precision="ieee")  # (SPLIT, ROWS, CB)
-        gram = tl.sum(parts, axis=0)
-    _, matrix, both = gram_block(channel, CHS, COMPACT, ROWS)  # (ROWS, CB)
+    gram = tl.zeros((CB, CB), dtype=tl.float32)
+    x_s = sampled_tile(x, 0, samples, channel, height, width, CHS, STRIDE, CHANNELS_LAST, P)  # (P, CB)
+    for start in range(0, samples, P):
+        ahead = sampled_tile(x, start + P, samples, channel, height, width, CHS, STRIDE, CHANNELS_LAST, P)
+        gram = tl.dot(tl.trans(x_s), x_s, gram, input_precision="ieee")  # (CB, P) (P, CB) -> (CB, CB)
+        x_s = ahead
+    _, matrix, both = gram_block(channel, CHS, COMPACT, CB)  # (CB, CB)
     gram = tl.where(both, gram / positions, 0.0)
     if TRAINING:
         tl.store(gram_out + image * (COMPACT * CHS) + matrix, gram, mask=both)
     if ENERGY_EPS > 0:
-        own = tl.arange(0, ROWS)[:, None] == channel[None, :]
+        own = channel[:, None] == channel[None, :]
         gram /= tl.sum(tl.sum(tl.where(own, gram, 0.0), axis=1), axis=0) / COMPACT + ENERGY_EPS
-    few = without_padding(gram, RP, ROWS, CB)
+    few = without_padding(gram, RP, CB, CB)
     outer = tl.reshape(sides[:, None, :] * few[None, :, :], (8 * RP, CB))
     inner = few * centre[None, :]  # (RP, CB)
     if x.dtype.element_ty == tl.float16:
@@ -205,9 +191,10 @@ def gathered_forward(
     band,  # positions a program makes
     eps,
     CHS: tl.constexpr, COMPACT: tl.constexpr, CHANNELS_LAST: tl.constexpr, TRAINING: tl.constexpr,
-    P: tl.constexpr, CB: tl.constexpr, RP: tl.constexpr,
+    P: tl.constexpr, CB: tl.constexpr, RP: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     """All channels are one block: a position's own compact channels, which a product needs, are among what is added."""
+    chain(CHAINED)
     positions = height * width
     image, begin, end, channel, entry = this_program(positions, band, CB)
     real = channel < CHS

@@ -13,6 +13,7 @@ import triton.language as tl
 from autonl.nn.kernels.backward import sum_taps
 from autonl.nn.kernels.gathered import around, load_taps, place_of, side_taps, within, without_padding
 from autonl.nn.kernels.pieces import (
+    chain,
     compact_tile,
     gram_block,
     half_range,
@@ -65,8 +66,10 @@ def gathered_backward(
     eps,
     CHS: tl.constexpr, COMPACT: tl.constexpr, CHANNELS_LAST: tl.constexpr,
     ENERGY_EPS: tl.constexpr, P: tl.constexpr, CB: tl.constexpr, RP: tl.constexpr, WIDE: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):  # fmt: skip
     """From dz to du, dw and dG, for one block of channels of a band of an image."""
+    chain(CHAINED)
     positions = height * width
     image, begin, end, channel, entry = this_program(positions, band, CB)
     real = channel < CHS
@@ -154,13 +157,14 @@ def gathered_input_backward(
     band,  # positions a program makes
     rows_below,  # 2: a run-time bound keeps the loop over the kernel's rows rolled
     CHS: tl.constexpr, COMPACT: tl.constexpr, STRIDE: tl.constexpr, CHANNELS_LAST: tl.constexpr,
-    ENERGY_EPS: tl.constexpr, P: tl.constexpr, CB: tl.constexpr,
+    ENERGY_EPS: tl.constexpr, P: tl.constexpr, CB: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     """From du and dG to dx, for a band of an image and all channels, which are one block; dw is summed on the way.
 
     With G and dG padded to (C, C), dx = dz + dy G^T + x_s (dG + dG^T): no product of the compact channels alone. What
     x_sc has through its energy is a diagonal of dG + dG^T.
     """
+    chain(CHAINED)
     positions = height * width
     image, begin, end, channel, entry = this_program(positions, band, CB)
     images = tl.num_programs(2)

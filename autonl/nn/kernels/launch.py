@@ -163,9 +163,8 @@ def gathered_launches(problem: Problem, training: bool, tile: Tile) -> Forward:
     images, chs, height, width, *_ = problem
     norm = "- - - -" if training else "gamma beta mean variance"
     tile = replace(tile, channels=power_of_two(chs, 16, 1024))
-    warps = tile.gram_split if tile.gram_split > 1 else max(tile.gram_positions // 32, 1)
-    gram_tile = replace(tile, positions=tile.gram_positions, warps=warps, registers=0)
-    known = {"TRAINING": training, "SPLIT": tile.gram_split}
+    gram_tile = replace(tile, positions=tile.gram_positions, warps=max(tile.gram_positions // 32, 1), registers=0)
+    known = {"TRAINING": training}
     tensors = f"x weight {norm} {'gram' if training else '-'} products factors"
     scalars: tuple[Any, ...] = (height, width, problem.samples, problem.eps)
     constants = problem.gathered_constants(gram_tile) | known

@@ -20,6 +20,7 @@ from torch.library import wrap_triton
 from triton import knobs
 from triton.runtime import driver
 
+from autonl.nn.kernels import major_capability
 from autonl.nn.kernels.tiles import Tile
 
 FUSION = {"enable_fp_fusion": True}  # multiply-adds, which Triton leaves out from 3.10 on unless asked
@@ -28,6 +29,12 @@ LAUNCHER_IN_C = triton.__version__.startswith("3.6.")  # the one with the parame
 SPACING = 256  # bytes: what buffers in one allocation are rounded up to, a few lines of the cache
 
 Buffers: TypeAlias = dict[str, tuple[tuple[int, ...], torch.dtype]]
+
+
+def can_overlap() -> bool:
+    """Whether a kernel's programs can come to this GPU while the last of the kernel before are still at work, where
+    they wait (`pieces.chain`): less of it idles between two kernels."""
+    return torch.cuda.is_available() and major_capability(torch.device("cuda", torch.cuda.current_device())) >= 9
 
 
 class Launch:
@@ -45,9 +52,10 @@ class Launch:
         self.tensors = tensors.split()
         self.grid = grid
         self.scalars = scalars
-        self.constants = {name: constants[name] for name in kernel.arg_names if name in constants}
+        known = constants | {"CHAINED": can_overlap()}
+        self.constants = {name: known[name] for name in kernel.arg_names if name in known}
         self.options = {"num_warps": tile.warps, "num_stages": tile.stages}
-        self.limits = {"maxnreg": tile.registers} if tile.registers else {}
+        self.limits: dict[str, Any] = {"maxnreg": tile.registers} if tile.registers else {}
         self.values = (*scalars, *self.constants.values())  # as the kernel orders them
         self.compiled: Any = None
 
@@ -59,6 +67,9 @@ class Plan:
         self.tensors = tensors.split()
         self.buffers = buffers
         self.launches = launches
+        for launch in launches[1:]:  # the first waits for whatever made x
+            if launch.constants.get("CHAINED"):
+                launch.limits["launch_pdl"] = True
         self.calls: list[tuple[Any, ...]] = []  # how to start each kernel by itself, once all are compiled
         self.offsets: list[int] = []  # of the buffers in one allocation, bytes
         self.size = 0
@@ -117,8 +128,9 @@ def run_again(launch: Launch, *tensors: Tensor | None) -> None:
 
 
 def run_traced(launch: Launch, *tensors: Tensor | None) -> None:
-    """Where torch.compile has to see the kernel; of the options it knows these two."""
-    wrap_triton(launch.kernel)[launch.grid](*tensors, *launch.scalars, **launch.constants, **launch.options)
+    """Where torch.compile has to see the kernel; of the options it knows these two, so none is ahead of time."""
+    constants = {name: False if name == "CHAINED" else value for name, value in launch.constants.items()}
+    wrap_triton(launch.kernel)[launch.grid](*tensors, *launch.scalars, **constants, **launch.options)
 
 
 def carry_out(plan: Plan, run: Run, tensors: Sequence[Tensor | None]) -> None:

@@ -6,6 +6,14 @@ import triton.language as tl
 
 
 @triton.jit
+def chain(CHAINED: tl.constexpr):
+    """Where a pass's kernels overlap: let the next one's programs come, and wait for all that the one before wrote."""
+    if CHAINED:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+
+
+@triton.jit
 def this_program(positions, band, CB: tl.constexpr):
     """What a program of a grid (blocks of channels, bands, images) makes: its image, the first and last position of
     its band, its channels (CB,), and the band's number among all bands of all images."""

@@ -20,7 +20,6 @@ class Tile:
     stages: int = 3  # of the software pipeline of loads that feed products
     gram_parts: int = 0  # programs of a kernel of its own that share an image's G; 0: every band makes G for itself
     gram_positions: int = 128  # a step of that kernel
-    gram_split: int = 1  # of `gathered`: products side by side that make a step of it, with a warp each
     spatial: bool = False  # inference on a map of one step: the affinity between positions instead of G
     gathered: bool = False  # the kernels of `gathered`, of which one of its own makes G; only where `gathered_fits`
     registers: int = 0  # a thread has at most, so that another program fits beside the others; 0: what it likes
@@ -53,14 +52,17 @@ def forward_tile(chs: int, compact_chs: int, positions: int, dtype: torch.dtype,
     if positions <= 64:
         small = Tile(power_of_two(positions, 16, 64), power_of_two(chs, 16, 64), warps=4, stages=1)
         if training:
-            return replace(small, step=16, registers=80 if chs <= 256 and compact_chs <= 64 else 0)
+            if chs <= 256:
+                return replace(small, step=16, registers=80 if compact_chs <= 64 else 0)
+            return replace(small, channels=32, step=32, warps=2)
         return replace(small, step=min(32, small.positions), spatial=True)
     if positions <= 256:
-        return Tile(positions=64, channels=power_of_two(chs, 16, 32), warps=4, stages=2)
+        tile = Tile(positions=64, channels=power_of_two(chs, 16, 32), warps=4, stages=2)
+        return replace(tile, step=32) if training else tile
     if gathered_fits(chs, compact_chs, positions):
         tile = gathered_tile(chs, positions)
         if training:
-            return replace(tile, registers=112 if chs <= 32 else 0)
+            return replace(tile, bands=-(-positions // 1100), registers=112) if chs <= 32 else tile
         return replace(tile, bands=2 if positions <= 1024 else -(-positions // 1100))
     if positions <= 1024:
         return Tile(positions=128, channels=16 if chs % 32 else 32, warps=4)
@@ -74,9 +76,8 @@ def depthwise_backward_tile(chs: int, compact_chs: int, positions: int, dtype: t
         return Tile(positions=16, channels=power_of_two(chs, 16, 32), warps=4)
     if positions <= 64:
         small = Tile(power_of_two(positions, 16, 64), power_of_two(chs, 16, 64), warps=4, stages=1)
-        if chs <= 256:
-            return replace(small, step=min(32, small.positions), registers=128 if compact_chs <= 64 else 0)
-        return replace(small, channels=32, step=16)
+        narrow = replace(small, channels=power_of_two(chs, 16, 32), step=min(32, small.positions), warps=2)
+        return replace(narrow, registers=128 if chs <= 256 and compact_chs <= 64 else 0)
     if gathered_fits(chs, compact_chs, positions):
         return replace(gathered_tile(chs, positions), registers=128 if chs <= 32 else 0)
     if positions <= 256 or positions > 1024:
