@@ -11,13 +11,14 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
+from statistics import mean, stdev
 from typing import Any
 
 from benchmarks import RESULTS
 from benchmarks.evidence.groups import Group, correlated, difference, groups, no_worse, overlap, read, verdict
 from benchmarks.evidence.jobs import SUITES
 from benchmarks.evidence.tables import other_tables
-from benchmarks.evidence.words import CLAIMS, HEAD, SEARCH, SEGMENTATION, TITLES, TUNING, UNSEEN
+from benchmarks.evidence.words import CLAIMS, HEAD, SEARCH, SEGMENTATION, TITLES, TRIALS, TUNING, UNSEEN
 
 DOC = RESULTS.parents[1] / "docs" / "results.md"
 
@@ -101,7 +102,8 @@ def section(suite: str) -> list[str]:
             )
         ]
     if suite == "search":
-        lines += [SEARCH.format(nan=runs_with_infinite_images(found), **what_random_networks_like(found["random"]))]
+        told = what_random_networks_like(found["random"]) | why_lightnl_is_not_shown(rows)
+        lines += [SEARCH.format(nan=runs_with_infinite_images(found), **told)]
     if suite == "kernels" and len(found) == 2:
         lines += [f"- From smallest to largest, and kernels less plain: {overlap(found['kernels'], found['plain'])}."]
     hardware = sorted({f"{row['gpu']}, torch {row['torch']}, timm {row['timm']}" for row in rows})
@@ -158,19 +160,60 @@ def what_random_networks_like(random: Group) -> dict[str, Any]:
     return known | {"n": len(networks), "fewest": min(counts["lightnl"]), "most": max(counts["lightnl"])}
 
 
-def ahead_on_the_way(plain: str, lightnl: str) -> list[str]:
-    """How far ahead a segmentation with LightNL is at each sixth of its schedule, for every pair with curves."""
+SIXTHS = [f"| | {' | '.join(f'{part}/6' for part in range(1, 7))} |", "|---|" + "---:|" * 6]
+
+
+def curves_of(suite: str) -> dict[tuple[str, str], list[dict[str, str]]]:
+    """Epoch by epoch, by job and seed."""
     curves: dict[tuple[str, str], list[dict[str, str]]] = defaultdict(list)
     for row in read("curves"):
-        if row["suite"] == "segmentation":
+        if row["suite"] == suite:
             curves[row["job"], row["seed"]].append(row)
-    lines = [f"| | {' | '.join(f'{part}/6' for part in range(1, 7))} |", "|---|" + "---:|" * 6]
+    return curves
+
+
+def at_sixths(curve: list[dict[str, str]]) -> list[dict[str, str]]:
+    sixth = len(curve) // 6
+    return curve[sixth - 1 :: sixth]
+
+
+def means_on_the_way(better: str, worse: str) -> list[str]:
+    """How far apart the means of searched networks are at each sixth of their schedules, where both have curves."""
+    curves = curves_of("search")
+    lines = [*SIXTHS]
+    for change in (", 60 epochs", ", at 128 px"):
+        for column, name, form in (("top1", "top-1", "+.1f"), ("train_loss", "training loss", "+.2f")):
+            means = []
+            for side in (better, worse):
+                runs = [at_sixths(curve) for (job, _), curve in curves.items() if job == side + change]
+                means.append([mean(float(epoch[column]) for epoch in epochs) for epochs in zip(*runs, strict=True)])
+            cells = (format(one - other, form) for one, other in zip(*means, strict=True))
+            lines.append(f"| {name}{change} | {' | '.join(cells)} |")
+    return lines
+
+
+def why_lightnl_is_not_shown(rows: list[dict[str, str]]) -> dict[str, str]:
+    """What the networks of searches with and without LightNL tell, and with it taken out."""
+    without, out = f"{TRIALS}, without LightNL", f"{TRIALS}, then LightNL taken out"
+    losses, top1 = groups(rows, "train_loss"), groups(rows, "top1")
+    spread = mean(stdev(top1[f"{name}, at 128 px"].values) ** 2 for name in (TRIALS, without))
+    return {
+        "course": "\n".join(means_on_the_way(TRIALS, without)),
+        "fit": difference(losses[TRIALS], losses[without]),
+        "fit_out": difference(losses[out], losses[TRIALS]),
+        "needed": str(math.ceil(8 * spread)),  # two standard errors of a difference: 2 sqrt(2 spread / n), one point
+    }
+
+
+def ahead_on_the_way(plain: str, lightnl: str) -> list[str]:
+    """How far ahead a segmentation with LightNL is at each sixth of its schedule, for every pair with curves."""
+    curves = curves_of("segmentation")
+    lines = [*SIXTHS]
     for (job, seed), without in curves.items():
         ahead = curves.get((job.replace(plain, lightnl), seed))
         if not job.startswith(plain) or not ahead:
             continue
-        sixth = len(without) // 6
-        pairs = list(zip(ahead, without, strict=True))[sixth - 1 :: sixth]
+        pairs = list(zip(at_sixths(ahead), at_sixths(without), strict=True))
         for column, name, form in (("miou", "mIoU", "+.1f"), ("train_loss", "training loss", "+.2f")):
             cells = (format(float(one[column]) - float(other[column]), form) for one, other in pairs)
             which = job.removeprefix(plain).removeprefix(", ") or f"{len(without)} epochs"
