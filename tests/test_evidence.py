@@ -142,6 +142,34 @@ def test_how_far_ahead_a_segmentation_is_on_the_way(monkeypatch):
     assert loss == f"| training loss, long, seed 7 |{' -0.50 |' * 6}"
 
 
+def test_how_far_apart_searched_networks_are_on_the_way(monkeypatch):
+    """Seven epochs, two runs a side: 2 n + 1 less n points in the means of epoch n; what has no curve has no line."""
+
+    def curve(job, seed, top1):
+        row = {"suite": "search", "job": job, "seed": seed, "train_loss": "2"}
+        return [row | {"top1": str(top1 + epoch * (1 + (job == "a, long")))} for epoch in range(1, 8)]
+
+    rows = [*curve("a, long", "0", 0), *curve("a, long", "1", 2), *curve("b, long", "0", 0), *curve("b, long", "1", 0)]
+    monkeypatch.setattr(document, "read", lambda suite: [*rows, *curve("a, large", "0", 0)])
+    _, _, top1, loss = document.means_on_the_way("a", "b", (", long", ", large"))
+    assert top1 == "| top-1, long | +2.0 | +3.0 | +4.0 | +5.0 | +6.0 | +8.0 |"  # epochs 1, 2, 3, 4, 5 and 7
+    assert loss == f"| training loss, long |{' +0.00 |' * 6}"
+
+
+def test_how_many_runs_would_show_a_point():
+    """Of a variance of 1 each, two standard errors of a difference are 2 sqrt(2 / n): one point at n = 8."""
+    ones = group_of("a", 1, 2, 3)
+    assert document.runs_to_show(1.0, ones, ones) == 8
+    assert document.runs_to_show(2.0, ones, ones) == 2
+
+
+@pytest.mark.parametrize(
+    ("loss", "explodes"), [("nan", True), ("1e27", True), ("11.7", True), ("4.6", False), ("", False)]
+)
+def test_a_validation_loss_that_says_that_images_explode(loss, explodes):
+    assert document.explodes({"val_loss": loss}) is explodes
+
+
 def test_lightnl_of_all_channels(tmp_path):
     (job,) = (job for job in SUITES["gain"]() if job.name == "+ LightNL of all channels")
     spec, published = (
@@ -269,7 +297,11 @@ def test_the_readme_says_what_the_energy_does():
     )
     for name, better, worse in pairs:
         assert f"{name} ({better.mean - worse.mean:+.1f})".replace("-0.0", "0.0") in told
-    assert f"come to {found['found'].mean:.1f} ± {found['found'].error:.1f} (n = 3)" in told
+    assert f"come to {found['found'].mean:.1f} ± {found['found'].error:.1f} (n = 3, with an earlier landing)" in told
+    without = found[f"{trials}, without LightNL"]
+    assert f"comes to {without.mean:.1f} ± {without.error:.1f} (n = 3) without LightNL in its space" in told
+    voc = groups(read("segmentation"), "miou")
+    assert f"{voc['+ LightNL'].mean - voc['MobileNetV2'].mean:+.1f} mIoU (n = 5 each): not shown" in told
 
 
 @pytest.mark.parametrize(

@@ -9,16 +9,16 @@ import argparse
 import math
 import sys
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
 from benchmarks import RESULTS
-from benchmarks.evidence.groups import Group, correlated, difference, groups, no_worse, overlap, read, verdict
-from benchmarks.evidence.jobs import SUITES
+from benchmarks.evidence.groups import Group, correlated, difference, groups, no_worse, noise_of, overlap, read, verdict
+from benchmarks.evidence.jobs import FOUND, LARGER, LONGER, SUITES, WITHOUT
 from benchmarks.evidence.tables import other_tables
-from benchmarks.evidence.words import CLAIMS, HEAD, SEARCH, SEGMENTATION, TITLES, TRIALS, TUNING, UNSEEN
+from benchmarks.evidence.words import CLAIMS, HEAD, SEARCH, SEGMENTATION, TITLES, TUNING, UNSEEN
 
 DOC = RESULTS.parents[1] / "docs" / "results.md"
 
@@ -102,8 +102,8 @@ def section(suite: str) -> list[str]:
             )
         ]
     if suite == "search":
-        told = what_random_networks_like(found["random"]) | why_lightnl_is_not_shown(rows)
-        lines += [SEARCH.format(nan=runs_with_infinite_images(found), **told)]
+        told = what_random_networks_like(found["random"]) | around_the_search(found) | why_lightnl_is_not_shown(rows)
+        lines += [SEARCH.format(exploding=runs_that_explode(found), **told)]
     if suite == "kernels" and len(found) == 2:
         lines += [f"- From smallest to largest, and kernels less plain: {overlap(found['kernels'], found['plain'])}."]
     hardware = sorted({f"{row['gpu']}, torch {row['torch']}, timm {row['timm']}" for row in rows})
@@ -116,21 +116,27 @@ def unseen(random: Group) -> dict[str, Group]:
     return groups([row | {"job": UNSEEN} for row in rows], "top1")
 
 
-def runs_with_infinite_images(found: dict[str, Group]) -> str:
-    counts = {name: sum(row["val_loss"] == "nan" for row in group.rows) for name, group in found.items()}
+def explodes(row: dict[str, str]) -> bool:
+    """Whether a run's outputs for some validation images are infinite, or as good as that; guessing costs 4.6."""
+    return bool(row["val_loss"]) and not float(row["val_loss"]) < 10
+
+
+def runs_that_explode(found: dict[str, Group]) -> str:
+    counts = {name: sum(map(explodes, group.rows)) for name, group in found.items()}
     return "; ".join(f"{count} of {len(found[name].rows)} {name}" for name, count in counts.items() if count)
 
 
 def single_segmentations(found: dict[str, Group]) -> dict[str, str]:
     """What LightNL brought to single segmentations that differ from the others in one thing."""
 
-    def apart(better: str, worse: str) -> str:
+    def ahead(better: str, worse: str) -> str:
         (one,), (other,) = ([row for row in found[name].rows if row["seed"] == "0"] for name in (better, worse))
         return f"{float(one['miou']) - float(other['miou']):+.1f}"
 
     names = {"longer": ", 120 epochs", "larger": ", backbone at 128 px"}
-    both = {key: apart(f"+ LightNL{name}", f"MobileNetV2{name}") for key, name in names.items()}
-    return both | {"ratio": apart("+ LightNL of all channels", "MobileNetV2")}
+    both = {key: ahead(f"+ LightNL{name}", f"MobileNetV2{name}") for key, name in names.items()}
+    both["largest"] = ahead("+ LightNL", "MobileNetV2")  # of all validation losses
+    return both | {"ratio": ahead("+ LightNL of all channels", "MobileNetV2")}
 
 
 def not_run() -> list[str]:
@@ -173,36 +179,70 @@ def curves_of(suite: str) -> dict[tuple[str, str], list[dict[str, str]]]:
 
 
 def at_sixths(curve: list[dict[str, str]]) -> list[dict[str, str]]:
-    sixth = len(curve) // 6
-    return curve[sixth - 1 :: sixth]
+    return [curve[len(curve) * part // 6 - 1] for part in range(1, 7)]
 
 
-def means_on_the_way(better: str, worse: str) -> list[str]:
+def means_on_the_way(better: str, worse: str, changes: Iterable[str]) -> list[str]:
     """How far apart the means of searched networks are at each sixth of their schedules, where both have curves."""
     curves = curves_of("search")
     lines = [*SIXTHS]
-    for change in (", 60 epochs", ", at 128 px"):
+    for change in changes:
+        sides = [
+            [at_sixths(curve) for (job, _), curve in curves.items() if job == side + change] for side in (better, worse)
+        ]
+        if not all(sides):
+            continue
         for column, name, form in (("top1", "top-1", "+.1f"), ("train_loss", "training loss", "+.2f")):
-            means = []
-            for side in (better, worse):
-                runs = [at_sixths(curve) for (job, _), curve in curves.items() if job == side + change]
-                means.append([mean(float(epoch[column]) for epoch in epochs) for epochs in zip(*runs, strict=True)])
-            cells = (format(one - other, form) for one, other in zip(*means, strict=True))
+            cells = []
+            for ours, others in zip(*(zip(*runs, strict=True) for runs in sides), strict=True):  # epoch by epoch
+                apart = mean(float(row[column]) for row in ours) - mean(float(row[column]) for row in others)
+                cells.append(format(apart, form))
             lines.append(f"| {name}{change} | {' | '.join(cells)} |")
     return lines
 
 
+def around_the_search(found: dict[str, Group]) -> dict[str, str]:
+    """What to know of its differences to MobileNetV2-LightNL and to random networks."""
+    searched, random, rival = found[FOUND], found["random"], found["MobileNetV2-LightNL"]
+    planned = groups([row for row in random.rows if int(row["seed"]) < 5], "top1")["random"]
+    return {
+        "whole": f"{searched.mean - rival.mean:.2f}",
+        "space": f"{random.mean - rival.mean:.2f}",
+        "space_without": f"{found[WITHOUT].mean - rival.mean:.2f}",
+        "best_random": f"{max(random.values):.2f}",
+        "best_found": f"{max(searched.values):.2f}",
+        "planned": apart(searched, planned),
+    }
+
+
 def why_lightnl_is_not_shown(rows: list[dict[str, str]]) -> dict[str, str]:
     """What the networks of searches with and without LightNL tell, and with it taken out."""
-    without, out = f"{TRIALS}, without LightNL", f"{TRIALS}, then LightNL taken out"
-    losses, top1 = groups(rows, "train_loss"), groups(rows, "top1")
-    spread = mean(stdev(top1[f"{name}, at 128 px"].values) ** 2 for name in (TRIALS, without))
+    losses, top1, params = (groups(rows, metric) for metric in ("train_loss", "top1", "params"))
+    at_128 = [top1[name + LARGER] for name in (FOUND, WITHOUT)]
+    published = [row for name in (LONGER, LARGER, ", LightNL of all channels") for row in top1[FOUND + name].rows]
+    without = {row["seed"]: float(row["macs"]) for row in top1[f"{FOUND}, then LightNL taken out"].rows}
+    shares = sorted(1 - without[row["seed"]] / float(row["macs"]) for row in top1[FOUND].rows)
     return {
-        "course": "\n".join(means_on_the_way(TRIALS, without)),
-        "fit": difference(losses[TRIALS], losses[without]),
-        "fit_out": difference(losses[out], losses[TRIALS]),
-        "needed": str(math.ceil(8 * spread)),  # two standard errors of a difference: 2 sqrt(2 spread / n), one point
+        "course": "\n".join(means_on_the_way(FOUND, WITHOUT, (LONGER, LARGER))),
+        "fit": difference(losses[FOUND], losses[WITHOUT]),
+        "fit_out": difference(losses[f"{FOUND}, then LightNL taken out"], losses[FOUND]),
+        "heavier": f"{params[FOUND].mean / params[WITHOUT].mean - 1:.0%}".replace("%", " %"),
+        "longer": apart(top1[FOUND + LONGER], top1[WITHOUT + LONGER]),
+        "larger": apart(*at_128),
+        "ratio": apart(top1[f"{FOUND}, LightNL of all channels"], top1[WITHOUT]),
+        "needed": str(runs_to_show(1.0, *at_128)),
+        "exploded": f"{sum(map(explodes, published))} of the {len(published)}",
+        "shares": ", ".join(f"{100 * share:.1f}" for share in shares),
     }
+
+
+def apart(better: Group, worse: Group) -> str:
+    return f"{better.mean - worse.mean:+.2f}, two standard errors {noise_of(better, worse):.2f}"
+
+
+def runs_to_show(points: float, *spread_like: Group) -> int:
+    """Of each side, for two standard errors of the difference, 2 sqrt(2 variance / n), to be no more than that."""
+    return math.ceil(8 * mean(stdev(group.values) ** 2 for group in spread_like) / points**2)
 
 
 def ahead_on_the_way(plain: str, lightnl: str) -> list[str]:

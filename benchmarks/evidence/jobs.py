@@ -97,6 +97,11 @@ def gain() -> list[Job]:
     return [*main, *seeds(1, trained("gain", ALL_CHANNELS, "mobilenetv2_100+lightnl", ratio=1.0))]
 
 
+# rows that others refer to
+FOUND = "found with trials at 64 px"
+WITHOUT = f"{FOUND}, without LightNL"
+LONGER, LARGER = ", 60 epochs", ", at 128 px"
+
 GATES_ALONE = ("search.trials=0",)  # as the search was before it had trials
 TRIALS = ("search.trials=20", "search.trial_epochs=12", "search.trial_resolution=64")
 EARLIER_TRIALS = ("search.trials=20", "search.trial_epochs=6", "search.trial_resolution=96")
@@ -113,33 +118,28 @@ def search() -> list[Job]:
     random = [Job(suite, "random", seed, "random") for seed in range(RANDOM_NETWORKS)]
     zoo = seeds(2, trained(suite, "AutoNL-S", "autonl_s"), trained(suite, "AutoNL-L", "autonl_l"))
     peers = [Job(suite, name, 0, f"timm:{name}") for name in ("mobilenetv3_large_100", "efficientnet_b0", "mixnet_s")]
-    trials = "found with trials at 64 px"
     # LightNL in the space brings little. Do the networks that were found with it need it? As published it grows with
     # the cube of its input, which nothing bounds here, as ReLU6 does in MobileNetV2: is it that?
     why = [
-        Job(suite, f"{trials}, then {name}", seed, f"found+{operator}", needs=f"{suite}/{trials}: search/{seed}")
+        Job(suite, f"{FOUND}, then {name}", seed, f"found+{operator}", needs=f"{suite}/{FOUND}: search/{seed}")
         for name, operator in (("LightNL taken out", "none"), ("LightNL by energy", "lightnl_energy"))
         for seed in range(3)
     ]
     # or is it the schedule, the small maps, or how few channels the affinity has? Both kinds of networks once more
-    without = f"{trials}, without LightNL"
-    changes: dict[str, dict[str, Any]] = {
-        ", 60 epochs": {"settings": ("schedule.epochs=60",)},
-        ", at 128 px": {"resolution": 128},
-    }
+    changes: dict[str, dict[str, Any]] = {LONGER: {"settings": ("schedule.epochs=60",)}, LARGER: {"resolution": 128}}
     why += [
         Job(suite, f"{name}{change}", seed, "found", needs=f"{suite}/{name}: search/{seed}", **more)
         for change, more in changes.items()
         for seed in range(3)
-        for name in (trials, without)
+        for name in (FOUND, WITHOUT)
     ]
     why += [
         Job(
             suite,
-            f"{trials}, LightNL of all channels",
+            f"{FOUND}, LightNL of all channels",
             seed,
             "found",
-            needs=f"{suite}/{trials}: search/{seed}",
+            needs=f"{suite}/{FOUND}: search/{seed}",
             ratio=1.0,
         )
         for seed in range(3)
@@ -154,12 +154,12 @@ def search() -> list[Job]:
         *random,
         *found(suite, "found without LightNL", 1, space="without LightNL", settings=GATES_ALONE),
         *found(suite, "found with trials", 1, settings=EARLIER_TRIALS),
-        *found(suite, trials, settings=TRIALS),
-        *found(suite, without, space="without LightNL", settings=TRIALS),
+        *found(suite, FOUND, settings=TRIALS),
+        *found(suite, WITHOUT, space="without LightNL", settings=TRIALS),
         *zoo,
         *peers,
         *why,
-        *found(suite, f"{trials}, LightNL by energy", space="by energy", settings=TRIALS),
+        *found(suite, f"{FOUND}, LightNL by energy", space="by energy", settings=TRIALS),
     ]
 
 
