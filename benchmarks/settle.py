@@ -138,6 +138,7 @@ def alternatives(size: int, chs: int, ratio: float, stride: int, what: str) -> l
     else:
         found += [replace(chosen, bands=chosen.bands - 1)] if chosen.bands > 1 and what != "input" else []
         found += [replace(chosen, channels=chosen.channels // 2)] if chosen.channels > 16 else []
+        found += [replace(chosen, warps=2 if chosen.warps == 4 else 4)]
         step = chosen.step or chosen.positions
         found += [replace(chosen, step=step // 2)] if what != "input" and step > 16 else []
     return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from importlib.util import find_spec
 from itertools import zip_longest
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -69,6 +71,12 @@ def error(value: Tensor, expected: Tensor) -> float:
     return ((value.double() - expected).norm() / expected.norm().clamp_min(1e-300)).item()
 
 
+def queue_up(device: str) -> None:
+    """Keep a GPU busy for a while, so that what is launched next waits in line and can overlap."""
+    if device == "cuda":
+        torch.cuda._sleep(20_000_000)
+
+
 def errors(images: int, chs: int, height: int, width: int, ratio: float, stride: int, layout: str, dtype: torch.dtype,
            device: str, energy: bool, scale: float = 1) -> dict[str, float]:  # fmt: skip
     """Norm-wise errors of outputs, running statistics and all gradients of the kernels against float64."""
@@ -82,11 +90,14 @@ def errors(images: int, chs: int, height: int, width: int, ratio: float, stride:
     x = (scale * torch.randn(images, chs, height, width, device=device)).to(dtype, memory_format=getattr(torch, layout))
     arguments = (block.depthwise.weight, block.bn, block.compact_chs, stride, EPSILON if energy else 0.0)
     with torch.no_grad():
+        queue_up(device)
         found = {"inference": error(ops.inference(x, *arguments), exact.eval()(x.double()))}
     x.requires_grad_()
     exact_x = x.detach().double().requires_grad_()
+    queue_up(device)
     z, exact_z = ops.training(x, *arguments), exact.train()(exact_x)
     dz = torch.randn_like(z)
+    queue_up(device)
     z.backward(dz)
     exact_z.backward(dz.double())
     found |= {"z": error(z, exact_z), "dx": error(x.grad, exact_x.grad)}
@@ -195,6 +206,9 @@ def test_torch_compile_sees_the_kernels_and_saves_nothing_for_z(
     layout: str, dtype: str, energy: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A block and a residual, forward and backward, up to the graphs that a compiler gets. Nothing runs."""
+    from autonl.nn.kernels import passes
+
+    monkeypatch.setattr(passes, "can_overlap", lambda: True)
     monkeypatch.setattr(kernels, "supported", lambda *_: True)
     graphs: list[torch.fx.GraphModule] = []
 
@@ -233,26 +247,48 @@ def test_what_torch_compile_normalises_is_batch_norm() -> None:
     torch.testing.assert_close(launch.normalised(x, u, gamma, beta, statistics, 0.1), expected)
 
 
+def compile_only(planned: Any, *tensors: Tensor | None) -> None:
+    """A launch up to machine code, in place of running it."""
+    from autonl.nn.kernels.passes import FUSION
+
+    options = planned.constants | planned.options | planned.untraced | FUSION
+    compiled = planned.kernel.warmup(*tensors, *planned.scalars, grid=planned.grid, **options)
+    assert compiled.asm["cubin"]
+    assert compiled.metadata.shared <= 227 * 1024  # bytes that a program on a Hopper chip may have
+    assert compiled.metadata.launch_pdl == ("launch_pdl" in planned.untraced)
+    if compiled.metadata.launch_pdl:  # it may be there before what it reads: it waits before it touches any memory
+        before, _ = compiled.asm["ptx"].split("griddepcontrol.wait")
+        assert not re.search(r"\b(ld|st|red|atom)\.global|cp\.async", before)
+
+
 @NEEDS_TRITON
+@pytest.mark.usefixtures("hopper")
 @pytest.mark.parametrize(("chs", "size"), [(24, 56), (96, 14), (320, 7), (320, 36)])
-def test_a_launch_ahead_of_time_is_of_a_kernel_that_waits(chs: int, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_kernels_within_a_pass_overlap(chs: int, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     from autonl.nn.kernels import launch, passes
 
     monkeypatch.setattr(passes, "can_overlap", lambda: True)
     problem = launch.Problem(2, chs, size, size, True, torch.bfloat16, chs // 4, 1, 1e-5, 0.0)
+    training = launch.training_plan.__wrapped__(problem, 0.1, True, True, None, ())
     plans = [
+        training,
         launch.inference_plan.__wrapped__(problem, None, ()),
-        launch.training_plan.__wrapped__(problem, 0.1, True, True, None, ()),
         launch.backward_plan.__wrapped__(problem, None, None, ()),
     ]
     for plan in plans:
-        first, *others = plan.launches
-        assert "launch_pdl" not in first.limits  # x may not be there yet
-        for one in others:
-            assert one.limits["launch_pdl"]
-            assert one.constants["CHAINED"]
-            body = one.kernel.src.split("# fmt: skip\n")[1]
-            assert body.split('"""')[-1].lstrip().startswith("chain(CHAINED)")  # before it touches any memory
+        early = [one.untraced.get("launch_pdl", False) for one in plan.launches]
+        assert early == [False] + [True] * (len(plan.launches) - 1)  # x may not be there yet
+        assert [one.constants.get("FOLLOWS", False) for one in plan.launches] == early
+        assert [one.constants.get("LEADS", False) for one in plan.launches] == [*early[1:], False]
+    traced = []
+    monkeypatch.setattr(
+        passes, "wrap_triton", lambda kernel: {training.launches[1].grid: lambda *_, **known: traced.append(known)}
+    )
+    passes.run_traced(training.launches[1])
+    assert (traced[0]["FOLLOWS"], traced[0]["LEADS"]) == (False, False)
+    assert "launch_pdl" not in traced[0]
+    statistics = next(one for one in training.launches if one.kernel.__name__ == "batch_statistics")
+    compile_only(statistics, *(torch.zeros(chs) for _ in range(4)), torch.zeros((), dtype=torch.int64))
 
 
 @NEEDS_TRITON
@@ -269,12 +305,6 @@ def test_every_kernel_compiles_for_a_gpu_that_is_not_here(
 
     monkeypatch.setattr(passes, "can_overlap", lambda: True)
 
-    def run(planned: launch.Launch, *tensors: Tensor | None) -> None:
-        arguments = planned.constants | planned.options | planned.limits | passes.FUSION
-        compiled = planned.kernel.warmup(*tensors, *planned.scalars, grid=planned.grid, **arguments)
-        assert compiled.asm["cubin"]
-        assert compiled.metadata.shared <= 227 * 1024  # bytes that a program on a Hopper chip may have
-
     # the last one as in a segmentation: many compact channels on a map of more than 32 x 32
     for chs, size, stride in ((24, 56, 1), (40, 28, 2), (96, 14, 2), (320, 7, 1), (320, 36, 1)):
         block = random_block(chs, 0.25, stride)
@@ -286,13 +316,13 @@ def test_every_kernel_compiles_for_a_gpu_that_is_not_here(
         )
         norm = (gamma, beta, *running[:2])
         for tile in inference:
-            launch.inference(x, weight, norm, block.compact_chs, stride, 1e-5, energy, run, tile)
+            launch.inference(x, weight, norm, block.compact_chs, stride, 1e-5, energy, compile_only, tile)
         for tile in forward:
             _, saved = launch.training(
-                x, weight, gamma, beta, block.compact_chs, stride, 1e-5, energy, tuple(running), 0.1, run, tile
+                x, weight, gamma, beta, block.compact_chs, stride, 1e-5, energy, tuple(running), 0.1, compile_only, tile
             )
         for tile, input_tile in zip_longest(backward, inputs):
-            launch.training_backward(x, saved, stride, 1e-5, energy, run, tile, input_tile)
+            launch.training_backward(x, saved, stride, 1e-5, energy, compile_only, tile, input_tile)
 
 
 @NEEDS_GPU

@@ -50,10 +50,10 @@ def norm_backward_sums(
     chunk,  # positions a program
     eps,
     CHS: tl.constexpr, CHANNELS_LAST: tl.constexpr, P: tl.constexpr, CB: tl.constexpr, TILES: tl.constexpr,
-    CHAINED: tl.constexpr,
+    FOLLOWS: tl.constexpr, LEADS: tl.constexpr,
 ):  # fmt: skip
     """Channels-last maps come in as one long image. Of TILES tiles a step all loads are under way at once."""
-    chain(CHAINED)
+    chain(FOLLOWS, LEADS)
     channel = tl.program_id(1) * CB + tl.arange(0, CB)
     real = channel < CHS
     centre = tl.load(statistics + channel, mask=real, other=0.0)
@@ -111,9 +111,9 @@ def sum_norm_gradients(
     sums,  # (3, C) float32
     d_beta, d_gamma,  # (C,) the first two of these, in the parameters' dtype
     rows,
-    CHS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, CHAINED: tl.constexpr,
+    CHS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, FOLLOWS: tl.constexpr, LEADS: tl.constexpr,
 ):  # fmt: skip
-    chain(CHAINED)
+    chain(FOLLOWS, LEADS)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     found = column_sums(partial_sums, column, rows, 3 * CHS, ROWS, COLUMNS)
     tl.store(sums + column, found, mask=column < 3 * CHS)
@@ -142,10 +142,10 @@ def depthwise_backward(
     rows_below,  # 2: a run-time bound keeps the loop over the kernel's rows rolled
     CHS: tl.constexpr, COMPACT: tl.constexpr, CHANNELS_LAST: tl.constexpr,
     ENERGY_EPS: tl.constexpr, P: tl.constexpr, CB: tl.constexpr, RP: tl.constexpr, STEP: tl.constexpr,
-    CHAINED: tl.constexpr,
+    FOLLOWS: tl.constexpr, LEADS: tl.constexpr,
 ):  # fmt: skip
     """From dz to dy, dw and dG, for one block of channels of a band of an image."""
-    chain(CHAINED)
+    chain(FOLLOWS, LEADS)
     positions = height * width
     image, begin, end, channel, entry = this_program(positions, band, CB)
     first = begin - halo  # the position that the scratch starts with
@@ -236,10 +236,11 @@ def input_backward(
     d_weight,  # (C, 1, 3, 3)
     height, width, bands,
     CHS: tl.constexpr, COMPACT: tl.constexpr, STRIDE: tl.constexpr, CHANNELS_LAST: tl.constexpr,
-    ENERGY_EPS: tl.constexpr, P: tl.constexpr, CB: tl.constexpr, RP: tl.constexpr, CHAINED: tl.constexpr,
+    ENERGY_EPS: tl.constexpr, P: tl.constexpr, CB: tl.constexpr, RP: tl.constexpr,
+    FOLLOWS: tl.constexpr, LEADS: tl.constexpr,
 ):  # fmt: skip
     """From dy and dG to dx, for a tile of positions and all channels; on the way, the bands' dw are summed."""
-    chain(CHAINED)
+    chain(FOLLOWS, LEADS)
     positions = height * width
     image = tl.program_id(1).to(tl.int64)
     dz += image * positions * CHS

@@ -80,9 +80,9 @@ def gram_kernel(
     samples,
     part,  # samples a program
     CHS: tl.constexpr, COMPACT: tl.constexpr, STRIDE: tl.constexpr, CHANNELS_LAST: tl.constexpr,
-    P: tl.constexpr, CB: tl.constexpr, RP: tl.constexpr, CHAINED: tl.constexpr,
+    P: tl.constexpr, CB: tl.constexpr, RP: tl.constexpr, FOLLOWS: tl.constexpr, LEADS: tl.constexpr,
 ):  # fmt: skip
-    chain(CHAINED)
+    chain(FOLLOWS, LEADS)
     image, begin, end, channel, entry = this_program(samples, part, CB)
     compact, matrix, both = gram_block(channel, CHS, COMPACT, RP)
     x += image * height * width * CHS
@@ -137,9 +137,9 @@ def lightnl_forward(
     rows_below,  # 2: a run-time bound keeps the loop over the kernel's rows rolled, and registers free
     CHS: tl.constexpr, COMPACT: tl.constexpr, STRIDE: tl.constexpr, CHANNELS_LAST: tl.constexpr,
     ENERGY_EPS: tl.constexpr, TRAINING: tl.constexpr, GRAM_PARTS: tl.constexpr,
-    P: tl.constexpr, CB: tl.constexpr, RP: tl.constexpr, STEP: tl.constexpr, CHAINED: tl.constexpr,
+    P: tl.constexpr, CB: tl.constexpr, RP: tl.constexpr, STEP: tl.constexpr, FOLLOWS: tl.constexpr, LEADS: tl.constexpr,
 ):  # fmt: skip
-    chain(CHAINED)
+    chain(FOLLOWS, LEADS)
     positions = height * width
     image, begin, end, channel, entry = this_program(positions, band, CB)
     first = begin - halo  # the position that the scratch starts with
@@ -267,10 +267,11 @@ def batch_statistics(
     entries,  # N bands
     bands, band, positions,
     momentum,
-    CHS: tl.constexpr, UPDATE: tl.constexpr, ROWS: tl.constexpr, CB: tl.constexpr, CHAINED: tl.constexpr,
+    CHS: tl.constexpr, UPDATE: tl.constexpr, ROWS: tl.constexpr, CB: tl.constexpr,
+    FOLLOWS: tl.constexpr, LEADS: tl.constexpr,
 ):  # fmt: skip
     """Merge the bands' moments as Chan et al. do, and move the running statistics as nn.BatchNorm2d does."""
-    chain(CHAINED)
+    chain(FOLLOWS, LEADS)
     channel = tl.program_id(0) * CB + tl.arange(0, CB)
     real = channel < CHS
     count = positions * (entries // bands) * 1.0
@@ -308,10 +309,11 @@ def normalise_add(
     statistics,  # (2, C) float32: mean and biased variance
     positions,
     eps,
-    CHS: tl.constexpr, CHANNELS_LAST: tl.constexpr, P: tl.constexpr, CB: tl.constexpr, CHAINED: tl.constexpr,
+    CHS: tl.constexpr, CHANNELS_LAST: tl.constexpr, P: tl.constexpr, CB: tl.constexpr,
+    FOLLOWS: tl.constexpr, LEADS: tl.constexpr,
 ):  # fmt: skip
     """z = gamma (u - mean) / sqrt(variance + eps) + beta + x. Channels-last maps come in as one long image."""
-    chain(CHAINED)
+    chain(FOLLOWS, LEADS)
     channel = tl.program_id(1) * CB + tl.arange(0, CB)
     scale, shift = folded_norm(gamma, beta, statistics, statistics + CHS, channel, eps, CHS)
     position = tl.program_id(0) * P + tl.arange(0, P)

@@ -118,13 +118,13 @@ def gathered_weights(
     eps,
     CHS: tl.constexpr, COMPACT: tl.constexpr, STRIDE: tl.constexpr, CHANNELS_LAST: tl.constexpr,
     ENERGY_EPS: tl.constexpr, TRAINING: tl.constexpr, P: tl.constexpr, CB: tl.constexpr, RP: tl.constexpr,
-    CHAINED: tl.constexpr,
+    FOLLOWS: tl.constexpr, LEADS: tl.constexpr,
 ):  # fmt: skip
     """G of one image, and W, of which a BN for inference is a part. All channels are one block.
 
     G is part of x_s^T x_s: what a load brings is both sides of the product. The next step's is under way meanwhile.
     """
-    chain(CHAINED)
+    chain(FOLLOWS, LEADS)
     image, _, _, channel, _ = this_program(samples, samples, CB)
     real = channel < CHS
     positions = height * width
@@ -191,10 +191,10 @@ def gathered_forward(
     band,  # positions a program makes
     eps,
     CHS: tl.constexpr, COMPACT: tl.constexpr, CHANNELS_LAST: tl.constexpr, TRAINING: tl.constexpr,
-    P: tl.constexpr, CB: tl.constexpr, RP: tl.constexpr, CHAINED: tl.constexpr,
+    P: tl.constexpr, CB: tl.constexpr, RP: tl.constexpr, FOLLOWS: tl.constexpr, LEADS: tl.constexpr,
 ):  # fmt: skip
     """All channels are one block: a position's own compact channels, which a product needs, are among what is added."""
-    chain(CHAINED)
+    chain(FOLLOWS, LEADS)
     positions = height * width
     image, begin, end, channel, entry = this_program(positions, band, CB)
     real = channel < CHS

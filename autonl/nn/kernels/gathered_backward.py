@@ -66,10 +66,10 @@ def gathered_backward(
     eps,
     CHS: tl.constexpr, COMPACT: tl.constexpr, CHANNELS_LAST: tl.constexpr,
     ENERGY_EPS: tl.constexpr, P: tl.constexpr, CB: tl.constexpr, RP: tl.constexpr, WIDE: tl.constexpr,
-    CHAINED: tl.constexpr,
+    FOLLOWS: tl.constexpr, LEADS: tl.constexpr,
 ):  # fmt: skip
     """From dz to du, dw and dG, for one block of channels of a band of an image."""
-    chain(CHAINED)
+    chain(FOLLOWS, LEADS)
     positions = height * width
     image, begin, end, channel, entry = this_program(positions, band, CB)
     real = channel < CHS
@@ -157,14 +157,14 @@ def gathered_input_backward(
     band,  # positions a program makes
     rows_below,  # 2: a run-time bound keeps the loop over the kernel's rows rolled
     CHS: tl.constexpr, COMPACT: tl.constexpr, STRIDE: tl.constexpr, CHANNELS_LAST: tl.constexpr,
-    ENERGY_EPS: tl.constexpr, P: tl.constexpr, CB: tl.constexpr, CHAINED: tl.constexpr,
+    ENERGY_EPS: tl.constexpr, P: tl.constexpr, CB: tl.constexpr, FOLLOWS: tl.constexpr, LEADS: tl.constexpr,
 ):  # fmt: skip
     """From du and dG to dx, for a band of an image and all channels, which are one block; dw is summed on the way.
 
     With G and dG padded to (C, C), dx = dz + dy G^T + x_s (dG + dG^T): no product of the compact channels alone. What
     x_sc has through its energy is a diagonal of dG + dG^T.
     """
-    chain(CHAINED)
+    chain(FOLLOWS, LEADS)
     positions = height * width
     image, begin, end, channel, entry = this_program(positions, band, CB)
     images = tl.num_programs(2)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import reduce
+from itertools import pairwise
 from math import prod
 from operator import itemgetter, or_
 from typing import Any, TypeAlias
@@ -26,6 +27,7 @@ from autonl.nn.kernels.tiles import Tile
 FUSION = {"enable_fp_fusion": True}  # multiply-adds, which Triton leaves out from 3.10 on unless asked
 ALIGNMENT = 16  # bytes: kernels are compiled for addresses that are multiples of it
 LAUNCHER_IN_C = triton.__version__.startswith("3.6.")  # the one with the parameters that `starter` knows
+ALONE = {"FOLLOWS": False, "LEADS": False}  # a kernel that others neither wait for nor overlap
 SPACING = 256  # bytes: what buffers in one allocation are rounded up to, a few lines of the cache
 
 Buffers: TypeAlias = dict[str, tuple[tuple[int, ...], torch.dtype]]
@@ -34,7 +36,9 @@ Buffers: TypeAlias = dict[str, tuple[tuple[int, ...], torch.dtype]]
 def can_overlap() -> bool:
     """Whether a kernel's programs can come to this GPU while the last of the kernel before are still at work, where
     they wait (`pieces.chain`): less of it idles between two kernels."""
-    return torch.cuda.is_available() and major_capability(torch.device("cuda", torch.cuda.current_device())) >= 9
+    if knobs.runtime.interpret or not torch.cuda.is_available():
+        return False
+    return major_capability(torch.device("cuda", torch.cuda.current_device())) >= 9
 
 
 class Launch:
@@ -42,6 +46,7 @@ class Launch:
 
     tensors    what a plan calls them; - for one that this launch does without
     constants  by name, of which a kernel takes its own
+    untraced   options that torch.compile does not know
     """
 
     def __init__(
@@ -52,12 +57,16 @@ class Launch:
         self.tensors = tensors.split()
         self.grid = grid
         self.scalars = scalars
-        known = constants | {"CHAINED": can_overlap()}
+        known = constants | ALONE
         self.constants = {name: known[name] for name in kernel.arg_names if name in known}
         self.options = {"num_warps": tile.warps, "num_stages": tile.stages}
-        self.limits: dict[str, Any] = {"maxnreg": tile.registers} if tile.registers else {}
-        self.values = (*scalars, *self.constants.values())  # as the kernel orders them
+        self.untraced: dict[str, Any] = {"maxnreg": tile.registers} if tile.registers else {}
         self.compiled: Any = None
+
+    @property
+    def values(self) -> tuple[Any, ...]:
+        """All but the tensors, as the kernel orders them."""
+        return (*self.scalars, *self.constants.values())
 
 
 class Plan:
@@ -67,9 +76,9 @@ class Plan:
         self.tensors = tensors.split()
         self.buffers = buffers
         self.launches = launches
-        for launch in launches[1:]:  # the first waits for whatever made x
-            if launch.constants.get("CHAINED"):
-                launch.limits["launch_pdl"] = True
+        if can_overlap():  # the first waits for whatever made x, whatever takes z waits for the last
+            for before, after in pairwise(launches):
+                before.constants["LEADS"] = after.constants["FOLLOWS"] = after.untraced["launch_pdl"] = True
         self.calls: list[tuple[Any, ...]] = []  # how to start each kernel by itself, once all are compiled
         self.offsets: list[int] = []  # of the buffers in one allocation, bytes
         self.size = 0
@@ -111,7 +120,7 @@ Run: TypeAlias = Callable[..., Any]
 
 def run_bound(launch: Launch, *tensors: Tensor | None) -> Any:
     """Through Triton's binder, which looks at the dtype and the alignment of every argument and may compile."""
-    options = launch.options | launch.limits | FUSION
+    options = launch.options | launch.untraced | FUSION
     return launch.kernel[launch.grid](*tensors, *launch.scalars, **launch.constants, **options)
 
 
@@ -128,8 +137,8 @@ def run_again(launch: Launch, *tensors: Tensor | None) -> None:
 
 
 def run_traced(launch: Launch, *tensors: Tensor | None) -> None:
-    """Where torch.compile has to see the kernel; of the options it knows these two, so none is ahead of time."""
-    constants = {name: False if name == "CHAINED" else value for name, value in launch.constants.items()}
+    """Where torch.compile has to see the kernel, which waits for all before it to end as others do."""
+    constants = {name: ALONE.get(name, value) for name, value in launch.constants.items()}
     wrap_triton(launch.kernel)[launch.grid](*tensors, *launch.scalars, **constants, **launch.options)
 
 

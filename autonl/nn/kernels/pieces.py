@@ -6,10 +6,12 @@ import triton.language as tl
 
 
 @triton.jit
-def chain(CHAINED: tl.constexpr):
-    """Where a pass's kernels overlap: let the next one's programs come, and wait for all that the one before wrote."""
-    if CHAINED:
+def chain(FOLLOWS: tl.constexpr, LEADS: tl.constexpr):
+    """First thing in a kernel: LEADS, let the programs of the pass's next kernel come; FOLLOWS, wait until all of the
+    kernel before has ended. That one ended after the one before it: waiting for one is waiting for all."""
+    if LEADS:
         tl.extra.cuda.gdc_launch_dependents()
+    if FOLLOWS:
         tl.extra.cuda.gdc_wait()
 
 

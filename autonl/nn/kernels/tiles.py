@@ -54,7 +54,7 @@ def forward_tile(chs: int, compact_chs: int, positions: int, dtype: torch.dtype,
         if training:
             if chs <= 256:
                 return replace(small, step=16, registers=80 if compact_chs <= 64 else 0)
-            return replace(small, channels=32, step=32, warps=2)
+            return replace(small, channels=32, step=min(32, small.positions), warps=2)
         return replace(small, step=min(32, small.positions), spatial=True)
     if positions <= 256:
         tile = Tile(positions=64, channels=power_of_two(chs, 16, 32), warps=4, stages=2)
@@ -62,7 +62,7 @@ def forward_tile(chs: int, compact_chs: int, positions: int, dtype: torch.dtype,
     if gathered_fits(chs, compact_chs, positions):
         tile = gathered_tile(chs, positions)
         if training:
-            return replace(tile, bands=-(-positions // 1100), registers=112) if chs <= 32 else tile
+            return replace(tile, registers=112 if chs <= 32 else 0)
         return replace(tile, bands=2 if positions <= 1024 else -(-positions // 1100))
     if positions <= 1024:
         return Tile(positions=128, channels=16 if chs % 32 else 32, warps=4)
