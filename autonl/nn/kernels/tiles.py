@@ -21,6 +21,7 @@ class Tile:
     gram_parts: int = 0  # programs of a kernel of its own that share an image's G; 0: every band makes G for itself
     gram_positions: int = 128  # a step of that kernel
     spatial: bool = False  # inference on a map of one step: the affinity between positions instead of G
+    whole: bool = False  # backward of a map of one step: what is loaded of du serves dy and dw
     gathered: bool = False  # the kernels of `gathered`, of which one of its own makes G; only where `gathered_fits`
     registers: int = 0  # a thread has at most, so that another program fits beside the others; 0: what it likes
 
