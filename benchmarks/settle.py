@@ -135,6 +135,9 @@ def alternatives(size: int, chs: int, ratio: float, stride: int, what: str) -> l
     gathered = chosen.gathered or (what == "input" and tiles.depthwise_backward_tile(*sizes, torch.bfloat16).gathered)
     if gathered:
         found += [replace(chosen, bands=bands) for bands in (chosen.bands - 1, chosen.bands + 1) if bands]
+        if what in ("inference", "forward"):  # the kernel that makes G waits for what it loads: more of it at once
+            steps = ((128, 2), (128, 4), (256, 4), (512, 4))
+            found += [replace(chosen, gram_positions=step, gram_warps=warps) for step, warps in steps]
     else:
         found += [replace(chosen, bands=chosen.bands - 1)] if chosen.bands > 1 and what != "input" else []
         found += [replace(chosen, channels=chosen.channels // 2)] if chosen.channels > 16 else []

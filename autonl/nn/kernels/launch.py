@@ -164,7 +164,8 @@ def gathered_launches(problem: Problem, training: bool, tile: Tile) -> Forward:
     images, chs, height, width, *_ = problem
     norm = "- - - -" if training else "gamma beta mean variance"
     tile = replace(tile, channels=power_of_two(chs, 16, 1024))
-    gram_tile = replace(tile, positions=tile.gram_positions, warps=max(tile.gram_positions // 32, 1), registers=0)
+    warps = tile.gram_warps or max(tile.gram_positions // 32, 1)
+    gram_tile = replace(tile, positions=tile.gram_positions, warps=warps, registers=0)
     known = {"TRAINING": training}
     tensors = f"x weight {norm} {'gram' if training else '-'} products factors"
     scalars: tuple[Any, ...] = (height, width, problem.samples, problem.eps)

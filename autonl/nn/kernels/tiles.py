@@ -20,6 +20,7 @@ class Tile:
     stages: int = 3  # of the software pipeline of loads that feed products
     gram_parts: int = 0  # programs of a kernel of its own that share an image's G; 0: every band makes G for itself
     gram_positions: int = 128  # a step of that kernel
+    gram_warps: int = 0  # of that kernel where `gathered`; 0: one for 32 positions
     spatial: bool = False  # inference on a map of one step: the affinity between positions instead of G
     whole: bool = False  # backward of a map of one step: what is loaded of du serves dy and dw
     gathered: bool = False  # the kernels of `gathered`, of which one of its own makes G; only where `gathered_fits`
