@@ -338,6 +338,23 @@ def test_a_format_that_is_not_installed_says_how_to_install_it(monkeypatch):
         open_format("litert")
 
 
+@pytest.mark.parametrize("training", [False, True])
+def test_pictures_without_class_folders_judge_and_calibrate(tmp_path, training):
+    """A folder of one's own pictures: no label is needed for either."""
+    for value in (0, 255):
+        Image.new("RGB", (40, 40), (value,) * 3).save(tmp_path / f"{value}.png")
+    (tmp_path / "notes.txt").write_text("not a picture")
+    model = nn.Module()
+    model.num_classes = 1
+    view = View((16, 16), mean=(0.0, 0.0, 0.0), std=(1 / 255,) * 3)
+    ((pictures, labels),) = export_run.batches(str(tmp_path), model, view, 10, training=training)
+    assert [round(picture.mean().item()) for picture in pictures] == [0, 255]
+    assert labels.tolist() == [-1, -1]
+    (tmp_path / "cats").mkdir()
+    with pytest.raises(AutoNLError, match="holds no images"):  # class folders are meant
+        next(export_run.batches(str(tmp_path), model, view, 10, training=training))
+
+
 def test_labels_where_no_run_tells_them():
     assert export_run.numbered_classes(3) == ["0", "1", "2"]
     names = export_run.numbered_classes(1000)

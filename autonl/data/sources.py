@@ -158,14 +158,7 @@ def open_folder(root: str, classes: Sequence[str] = ()) -> tuple[tuple[str, ...]
         raise AutoNLError(f"{root}: no such folder or .tar file of images")
     if os.path.isfile(root) and not root.endswith(".tar"):
         raise AutoNLError(f"{root}: not a folder of class folders, nor a .tar file of one")
-    try:
-        reader = create_reader("", root=root)
-    except RuntimeError:  # timm's for no image at all
-        raise AutoNLError(
-            f"{root}: holds no images; a class is a folder of images, {', '.join(get_img_extensions())}"
-        ) from None
-    except (tarfile.TarError, OSError) as error:
-        raise AutoNLError(f"{root}: cannot be read: {error}") from None
+    reader = image_reader(root)
     if os.path.isdir(root):
         refuse_empty_classes(root, reader)
         found, labels = reader.class_to_idx, np.array([label for _, label in reader.samples])
@@ -178,6 +171,29 @@ def open_folder(root: str, classes: Sequence[str] = ()) -> tuple[tuple[str, ...]
     numbers = {name: number for number, name in enumerate(names)}
     labels = np.array([numbers[name] for name in found])[labels]
     return names, Images(reader, np.arange(len(labels)), labels)
+
+
+def image_reader(root: str) -> Any:
+    """timm's, for a folder or a .tar file."""
+    try:
+        return create_reader("", root=root)
+    except RuntimeError:  # timm's for no image at all
+        raise AutoNLError(
+            f"{root}: holds no images; a class is a folder of images, {', '.join(get_img_extensions())}"
+        ) from None
+    except (tarfile.TarError, OSError) as error:
+        raise AutoNLError(f"{root}: cannot be read: {error}") from None
+
+
+def has_no_folders(root: str) -> bool:
+    """A folder of files alone: pictures of no class, where it holds pictures."""
+    return os.path.isdir(root) and not any(path.is_dir() and path.name[0] != "." for path in Path(root).iterdir())
+
+
+def open_pictures(root: str) -> Images:
+    """Pictures side by side in a folder, where no labels are needed."""
+    reader = image_reader(root)
+    return Images(reader, np.arange(len(reader.samples)), np.zeros(len(reader.samples), dtype=int))
 
 
 def refuse_empty_classes(root: str, reader: Any) -> None:

@@ -31,8 +31,10 @@ from autonl.data.sources import (
     Source,
     Stream,
     find_split,
+    has_no_folders,
     open_evaluation,
     open_folder,
+    open_pictures,
 )
 from autonl.errors import AutoNLError, refuse
 from autonl.export.deploy import deploy
@@ -194,6 +196,8 @@ def batches(
     if folder:  # whatever its classes are called: ranges need no labels
         names, found = open_folder(folder)
         source = Source(names, None, found)
+    elif has_no_folders(path):
+        source = Source((), None, open_pictures(path))
     else:
         source = open_evaluation(config)
     images = source.train if training and source.train is not None else source.validation
