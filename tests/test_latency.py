@@ -124,7 +124,10 @@ def test_measure_and_resume(tmp_path, monkeypatch):
         assert cost(reached(SPACE, choices)).item() == pytest.approx(measured)
     lines = path.read_text().splitlines()
     path.write_text("\n".join(lines[:8]) + "\n")  # stopped behind the first place
-    with pytest.raises(AutoNLError, match=r"is not finished; go on with: autonl measure --resume"):
+    with pytest.raises(
+        AutoNLError,
+        match=r"is not finished; go on with the autonl measure that began it \(space tiny, runtime torch\), and --res",
+    ):
         TableCost(SPACE, path)
     groups = []
     monkeypatch.setattr(latency_table, "time_group", lambda space, place, *more: groups.append(place.index) or {})

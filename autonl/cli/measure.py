@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json as json_format
 import shlex
+from contextlib import nullcontext
 from pathlib import Path
 
 import typer
@@ -42,8 +43,9 @@ def measure(
         found = dataclasses.replace(found, resolution=res)
     columns = (TextColumn("places"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     console = Console(stderr=True, highlight=False)
-    with Bar(*columns, TextColumn("left"), TimeRemainingColumn(), console=console, transient=True) as bar:
-        task = bar.add_task("places", total=None)
+    bar = Bar(*columns, TextColumn("left"), TimeRemainingColumn(), console=console, transient=True)
+    task = bar.add_task("places", total=None)
+    with bar if console.is_terminal else nullcontext():  # without a terminal a bar is an empty line
 
         def advance(done: int, total: int) -> None:
             bar.update(task, completed=done, total=total)
@@ -55,7 +57,8 @@ def measure(
                 found, runtime, Path(out), threads=threads, rounds=rounds, resume=resume, advance=advance
             )
         except KeyboardInterrupt:
-            bar.stop()
+            if console.is_terminal:
+                bar.stop()
             told = f"go on with: {resume_command()}" if Path(out).exists() else "before a place was measured"
             console.print(f"stopped; {told}", markup=False, soft_wrap=True)
             raise

@@ -29,8 +29,23 @@ def quantize(form: str, path: Path, images: Iterable[np.ndarray], folder: Path) 
     """
     if form not in QUANTIZED:
         refuse("--quantize", form, f"int8 with --format {' or '.join(QUANTIZED)}")
-    with contextlib.redirect_stdout(sys.stderr):  # both show progress
+    # both show progress, and ONNX Runtime warns through the root logger
+    with contextlib.redirect_stdout(sys.stderr), quiet_root():
         (quantize_onnx if form == "onnx" else quantize_openvino)(path, images, folder)
+
+
+@contextlib.contextmanager
+def quiet_root() -> Iterator[None]:
+    """Errors alone from loggers without a level of their own; ours goes on telling of images that cannot be read."""
+    root, ours = logging.getLogger(), logging.getLogger("autonl")
+    before = root.level, ours.level
+    root.setLevel(logging.ERROR)
+    ours.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        root.setLevel(before[0])
+        ours.setLevel(before[1])
 
 
 def quantize_onnx(path: Path, images: Iterable[np.ndarray], folder: Path) -> None:
@@ -48,7 +63,6 @@ def quantize_onnx(path: Path, images: Iterable[np.ndarray], folder: Path) -> Non
             image = next(self.images, None)
             return None if image is None else {INPUT: image}
 
-    logging.getLogger().setLevel(logging.ERROR)
     prepared = folder / f"prepared-{path.name}"  # not the file's own name, whatever that is
     quant_pre_process(str(path), str(prepared), skip_symbolic_shape=True)
     nodes = onnx.load(str(prepared)).graph.node

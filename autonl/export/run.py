@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import errno
 import json
+import logging
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import islice
@@ -50,6 +51,7 @@ from autonl.version import __version__
 from autonl.weights import is_segmentation, load_weights, run_weights
 
 CALIBRATION_IMAGES = 256
+logger = logging.getLogger("autonl")
 
 
 class ExportError(Exception):
@@ -109,20 +111,32 @@ def refuse_what_does_not_go(form: Format, request: Request) -> None:
         refuse("--out", str(request.out), f"a name that ends in {form.suffix}")
     if request.quantize and form.name not in QUANTIZED:
         refuse("--quantize", form.name, f"int8 with --format {' or '.join(QUANTIZED)}")
+    if request.calibrate and not request.quantize:
+        raise AutoNLError("--calibrate: finds the ranges of int8, and this is float32; give --quantize int8 too")
     if request.quantize and not request.calibrate:
         raise AutoNLError("--quantize int8: needs images to find the ranges by; give them with --calibrate DIR")
 
 
-def folder_beside(out: Path) -> tempfile.TemporaryDirectory[str]:
-    """Where a file is written before it gets its name."""
+@contextmanager
+def folder_beside(out: Path) -> Iterator[str]:
+    """Where a file is written before it gets its name; folders that were made for it go where it is not kept."""
+    new = [folder for folder in (out.parent, *out.parent.parents) if not folder.exists()]
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise AutoNLError(f"{out.parent}: cannot be made: {error.strerror}") from None
     try:
-        return tempfile.TemporaryDirectory(prefix=".exporting-", dir=out.parent)
+        folder = tempfile.TemporaryDirectory(prefix=".exporting-", dir=out.parent)
     except OSError as error:
         raise AutoNLError(f"{out.parent}: cannot be written to: {error.strerror}") from None
+    try:
+        with folder as name:
+            yield name
+    except BaseException:
+        with suppress(OSError):  # somebody else has put something there
+            for made in new:
+                made.rmdir()
+        raise
 
 
 def network_of(ref: Ref, request: Request) -> tuple[Any, View, DataConfig, bool]:
@@ -203,9 +217,18 @@ def batches(
     images = source.train if training and source.train is not None else source.validation
     # labels of more or fewer classes than the network has are no labels
     classes = max(model.num_classes, len(source.classes))
+    labelled = len(source.classes) == model.num_classes
+    if source.classes and not labelled and not training:
+        logger.warning("%s has %d classes, the network %d: no top-1", path, len(source.classes), model.num_classes)
     loaders = Loaders(config, AugmentConfig(), view, classes, torch.device("cpu"))
+    count = 0
     for pictures, labels in loaders.evaluation(spread(images, most)):
-        yield pictures, labels if len(source.classes) == model.num_classes else torch.full_like(labels, -1)
+        read = labels >= 0  # what cannot be read comes in black
+        count += int(read.sum())
+        if read.any():
+            yield pictures[read], labels[read] if labelled else torch.full_like(labels[read], -1)
+    if not count:
+        raise AutoNLError(f"{path}: none of its images can be read")
 
 
 def masked_batches(data: DataConfig, model: Segmenter, view: View, most: int, training: bool) -> Iterator[Batch]:

@@ -111,7 +111,10 @@ class TableCost(nn.Module):
         times = {(row.in_chs, row.height, row.width, row.block): row.milliseconds for row in rows}
         networks = {row.block: row.milliseconds for row in rows if row.block in (SMALLEST, LARGEST)}
         if len(networks) < 2:
-            raise AutoNLError(f"{path}: is not finished; go on with: autonl measure --resume --out {path}")
+            begun = f" (space {rows[0].space}, runtime {rows[0].runtime})" if rows else ""
+            raise AutoNLError(
+                f"{path}: is not finished; go on with the autonl measure that began it{begun}, and --resume"
+            )
 
         def of(place: Place, choice: Choice) -> float:
             text = block_to_string(space.block(place.index, choice))

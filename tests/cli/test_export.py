@@ -4,6 +4,7 @@ import json
 import sys
 
 import pytest
+from PIL import Image
 
 from autonl.arch.codec import write_arch
 from tests.test_export import TINY
@@ -30,11 +31,34 @@ BAD = [
     (["autonl_s", "--out", "x.xml"], "--out: 'x.xml' is not allowed; allowed: a name that ends in .onnx"),
     (["autonl_s", "--quantize", "int4"], "--quantize: 'int4' is not allowed; allowed: int8"),
     (["autonl_s", "--quantize", "int8"], "give them with --calibrate DIR"),
+    (["autonl_s", "--calibrate", "digits"], "--calibrate: finds the ranges of int8, and this is float32"),
     (["autonl_s", "--res", "big"], "resolution: 'big' is not allowed"),
     (["autonl_s", "--weights", "/no/such.pth"], "/no/such.pth: cannot be read"),
     (["autonl_s", "--out", "/dev/null/x.onnx"], "/dev/null: cannot be made"),
     *([(["autonl_s", "--out", "/proc/x.onnx"], "/proc: cannot be written to")] if sys.platform == "linux" else []),
 ]
+
+
+@pytest.mark.parametrize("quantized", [False, True])
+def test_pictures_that_cannot_be_read(autonl, tmp_path, caplog, quantized):
+    """They are named and do not count; with none that can be read, nothing is left, the folder of the file neither."""
+    write_arch(TINY, tmp_path / "arch.yaml")
+    pictures = tmp_path / "pictures"
+    pictures.mkdir()
+    (pictures / "broken.png").write_bytes(b"")
+    out = tmp_path / "new" / "folder" / "tiny.onnx"
+    more = ["--quantize", "int8", "--calibrate", pictures] if quantized else []
+    code, text, err = autonl("export", tmp_path / "arch.yaml", "--out", out, "--images", pictures, *more)
+    assert (code, text) == (2, "")
+    assert f"{pictures}: none of its images can be read" in err
+    assert "skipped an image that cannot be read" in caplog.text
+    assert not (tmp_path / "new").exists()
+    Image.new("RGB", (40, 40), (200, 0, 0)).save(pictures / "red.png")
+    caplog.clear()
+    code, text, err = autonl("export", tmp_path / "arch.yaml", "--out", out, "--images", pictures, "--json", *more)
+    assert "skipped an image that cannot be read" in caplog.text
+    if not quantized:  # int8 of a network that has learned nothing may name another class
+        assert (code, json.loads(text)["verdict"]["images"]) == (0, 1)
 
 
 @pytest.mark.parametrize(
