@@ -325,9 +325,24 @@ def test_images_come_from_all_over_a_set_and_ranges_from_its_training_part(tmp_p
     labels = [labels for _, labels in export_run.batches("digits", model, view, 20)]
     assert set(torch.cat(labels).tolist()) == {-1}  # nor eleven
     model.num_classes = 10
-    for training in (False, True):
-        labels = [labels for _, labels in export_run.batches("digits", model, view, 20, training=training)]
-        assert torch.cat(labels).bincount().tolist() == [2] * 10
+    labels = [labels for _, labels in export_run.batches("digits", model, view, 20)]
+    assert torch.cat(labels).bincount().tolist() == [2] * 10
+
+
+@pytest.mark.parametrize(
+    ("classes", "names", "count", "numbers", "told"),
+    [
+        (("a", "b"), (), 2, [0, 1], ""),
+        (("a", "b"), (), 3, None, "no top-1: DIR has 2 classes, the network 3"),
+        (("a", "b"), ("b", "c", "a"), 3, [2, 0], ""),  # in the order that the run had, and fewer
+        (("a", "d"), ("a", "b"), 2, None, "no top-1: the class 'd' of DIR is not one of the network's"),
+        ((), ("a", "b"), 2, None, ""),  # no class folders
+    ],
+)
+def test_the_classes_of_a_folder_and_the_network(classes, names, count, numbers, told, caplog):
+    found = export_run.class_numbers("DIR", classes, names, count)
+    assert (None if found is None else found.tolist()) == numbers
+    assert "".join(caplog.messages) == told
 
 
 def test_a_format_that_is_not_installed_says_how_to_install_it(monkeypatch):

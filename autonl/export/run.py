@@ -8,7 +8,7 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -96,7 +96,7 @@ def export(ref: Ref, request: Request) -> Exported:
     model, view, data, fresh = network_of(ref, request)
     with folder_beside(request.out) as folder:
         path = Path(folder) / request.out.name
-        judged = write_and_judge(model, view, data, form, request, path)
+        judged = write_and_judge(model, view, data, known_classes(ref), form, request, path)
         about = {"network": str(ref), "format": form.name} | description(model, ref, view, request) | asdict(judged)
         write_companions(path, form, about, isinstance(model, Segmenter))
         parts = sorted(Path(folder).iterdir(), key=lambda part: part == path)  # the file itself comes last
@@ -155,7 +155,7 @@ def network_of(ref: Ref, request: Request) -> tuple[Any, View, DataConfig, bool]
 
 
 def write_and_judge(
-    model: nn.Module, view: View, data: DataConfig, form: Format, request: Request, path: Path
+    model: nn.Module, view: View, data: DataConfig, names: Sequence[str], form: Format, request: Request, path: Path
 ) -> Judged:
     image = torch.zeros(1, 3, *view.size)
     with failing(request.out, f"{form.name} cannot hold this network"):
@@ -170,7 +170,7 @@ def write_and_judge(
     with failing(request.out, f"{form.runtime} does not run it"):
         running = form.start(path, request.threads)
         given = request.images
-        shown = batches(given, model, view, request.count, data) if given else made_images(view.size)
+        shown = batches(given, model, view, request.count, data, names) if given else made_images(view.size)
         verdict = judge(model, running, shown, request.count, request.dynamic_batch)
     if problem := verdict.problem(request.quantize):
         raise ExportError(f"{request.out}: not kept: {problem}")
@@ -196,11 +196,13 @@ def failing(out: Path, message: str) -> Iterator[None]:
 
 
 def batches(
-    path: str, model: Any, view: View, most: int, data: DataConfig = DataConfig(), *, training: bool = False
-) -> Iterator[Batch]:
+    path: str, model: Any, view: View, most: int, data: DataConfig = DataConfig(), names: Sequence[str] = (),
+    *, training: bool = False,
+) -> Iterator[Batch]:  # fmt: skip
     """Up to `most` images at a path, from all over it, as the network wants to see them; of its training part if any.
 
-    int8 takes its ranges from training images, so that the others can judge it.
+    int8 takes its ranges from training images, so that the others can judge it. Labels are -1 where the classes at the
+    path are not the network's: `names`, where they are known, else as many.
     """
     if isinstance(model, Segmenter):
         yield from masked_batches(replace(data, path=path), model, view, most, training)
@@ -215,20 +217,29 @@ def batches(
     else:
         source = open_evaluation(config)
     images = source.train if training and source.train is not None else source.validation
-    # labels of more or fewer classes than the network has are no labels
     classes = max(model.num_classes, len(source.classes))
-    labelled = len(source.classes) == model.num_classes
-    if source.classes and not labelled and not training:
-        logger.warning("%s has %d classes, the network %d: no top-1", path, len(source.classes), model.num_classes)
+    numbers = None if training else class_numbers(path, source.classes, names, model.num_classes)
     loaders = Loaders(config, AugmentConfig(), view, classes, torch.device("cpu"))
     count = 0
     for pictures, labels in loaders.evaluation(spread(images, most)):
         read = labels >= 0  # what cannot be read comes in black
         count += int(read.sum())
         if read.any():
-            yield pictures[read], labels[read] if labelled else torch.full_like(labels[read], -1)
+            yield pictures[read], torch.full_like(labels[read], -1) if numbers is None else numbers[labels[read]]
     if not count:
         raise AutoNLError(f"{path}: none of its images can be read")
+
+
+def class_numbers(path: str, classes: Sequence[str], names: Sequence[str], count: int) -> torch.Tensor | None:
+    """The network's number of each class at the path; None where they are others, which is told."""
+    strangers = [name for name in classes if names and name not in names]
+    if strangers:
+        logger.warning("no top-1: the class %r of %s is not one of the network's", strangers[0], path)
+    elif not names and classes and len(classes) != count:
+        logger.warning("no top-1: %s has %d classes, the network %d", path, len(classes), count)
+    elif classes:
+        return torch.tensor([list(names or classes).index(name) for name in classes])
+    return None
 
 
 def masked_batches(data: DataConfig, model: Segmenter, view: View, most: int, training: bool) -> Iterator[Batch]:
