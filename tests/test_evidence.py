@@ -17,10 +17,10 @@ from autonl.models import resolve
 from autonl.nn.light_nonlocal import LightNL
 from benchmarks import RESULTS, add_rows, put_rows, read_rows
 from benchmarks.branches import Watch
-from benchmarks.evidence import document
+from benchmarks.evidence import curves, document
 from benchmarks.evidence.__main__ import append, keys, queue, row_file
 from benchmarks.evidence.document import DOC, gains, rivals, what_random_networks_like
-from benchmarks.evidence.groups import Claim, Group, groups, no_worse, overlap, read, verdict
+from benchmarks.evidence.groups import Claim, Group, groups, no_worse, overlap, read, runs_to_show, verdict
 from benchmarks.evidence.jobs import SUITES, Job
 from benchmarks.evidence.run import COLUMNS, Setup, budget_of, course, network_of
 from benchmarks.tried import rows_of
@@ -136,8 +136,8 @@ def test_how_far_ahead_a_segmentation_is_on_the_way(monkeypatch):
         return [row | {"miou": str(miou * epoch) if epoch % 2 == 0 else ""} for epoch in range(1, 13)]
 
     rows = [*curve("plain, long", "7", 1, 1.0), *curve("+ it", "7", 5, 9.0), *curve("+ it, long", "7", 2, 0.5)]
-    monkeypatch.setattr(document, "read", lambda suite: rows)
-    _, _, miou, loss = document.ahead_on_the_way("plain", "+ it")
+    monkeypatch.setattr(curves, "read", lambda suite: rows)
+    _, _, miou, loss = curves.ahead_on_the_way("plain", "+ it")
     assert miou == "| mIoU, long, seed 7 | +2.0 | +4.0 | +6.0 | +8.0 | +10.0 | +12.0 |"
     assert loss == f"| training loss, long, seed 7 |{' -0.50 |' * 6}"
 
@@ -150,8 +150,8 @@ def test_how_far_apart_searched_networks_are_on_the_way(monkeypatch):
         return [row | {"top1": str(top1 + epoch * (1 + (job == "a, long")))} for epoch in range(1, 8)]
 
     rows = [*curve("a, long", "0", 0), *curve("a, long", "1", 2), *curve("b, long", "0", 0), *curve("b, long", "1", 0)]
-    monkeypatch.setattr(document, "read", lambda suite: [*rows, *curve("a, large", "0", 0)])
-    _, _, top1, loss = document.means_on_the_way("a", "b", (", long", ", large"))
+    monkeypatch.setattr(curves, "read", lambda suite: [*rows, *curve("a, large", "0", 0)])
+    _, _, top1, loss = curves.means_on_the_way("a", "b", (", long", ", large"))
     assert top1 == "| top-1, long | +2.0 | +3.0 | +4.0 | +5.0 | +6.0 | +8.0 |"  # epochs 1, 2, 3, 4, 5 and 7
     assert loss == f"| training loss, long |{' +0.00 |' * 6}"
 
@@ -159,8 +159,8 @@ def test_how_far_apart_searched_networks_are_on_the_way(monkeypatch):
 def test_how_many_runs_would_show_a_point():
     """Of a variance of 1 each, two standard errors of a difference are 2 sqrt(2 / n): one point at n = 8."""
     ones = group_of("a", 1, 2, 3)
-    assert document.runs_to_show(1.0, ones, ones) == 8
-    assert document.runs_to_show(2.0, ones, ones) == 2
+    assert runs_to_show(1.0, ones, ones) == 8
+    assert runs_to_show(2.0, ones, ones) == 2
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ import autonl
 from autonl.arch.codec import write_arch
 from autonl.arch.spec import ArchSpec, BlockSpec, LightNLSpec
 from autonl.data.memory import View
-from autonl.data.sources import to_rgb
+from autonl.data.sources import holds_loose_pictures, to_rgb
 from autonl.errors import AutoNLError
 from autonl.export import run as export_run
 from autonl.export.deploy import LAYOUTS, DeployedLightNL, deploy
@@ -365,9 +366,27 @@ def test_pictures_without_class_folders_judge_and_calibrate(tmp_path, training):
     ((pictures, labels),) = export_run.batches(str(tmp_path), model, view, 10, training=training)
     assert [round(picture.mean().item()) for picture in pictures] == [0, 255]
     assert labels.tolist() == [-1, -1]
-    (tmp_path / "cats").mkdir()
-    with pytest.raises(AutoNLError, match="holds no images"):  # class folders are meant
-        next(export_run.batches(str(tmp_path), model, view, 10, training=training))
+
+
+def test_what_holds_loose_pictures(tmp_path, monkeypatch):
+    """Not where class folders or a split are meant, nor the embedded set, whatever lies in a folder of its name."""
+    monkeypatch.chdir(tmp_path)
+    folder = Path("digits")
+    folder.mkdir()
+    (folder / "a.PNG").touch()
+    assert not holds_loose_pictures("digits")
+    assert not holds_loose_pictures("no such folder")
+    loose = folder.rename("mine")
+    (loose / ".hidden").mkdir()
+    assert holds_loose_pictures("mine")
+    (loose / "val.tar").touch()
+    assert not holds_loose_pictures("mine")
+    (loose / "val.tar").rename(loose / "notes.txt")
+    (loose / "cats").mkdir()
+    assert not holds_loose_pictures("mine")
+    (loose / "cats").rmdir()
+    (loose / "a.PNG").unlink()
+    assert not holds_loose_pictures("mine")
 
 
 def test_labels_where_no_run_tells_them():

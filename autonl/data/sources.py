@@ -185,9 +185,14 @@ def image_reader(root: str) -> Any:
         raise AutoNLError(f"{root}: cannot be read: {error}") from None
 
 
-def has_no_folders(root: str) -> bool:
-    """A folder of files alone: pictures of no class, where it holds pictures."""
-    return os.path.isdir(root) and not any(path.is_dir() and path.name[0] != "." for path in Path(root).iterdir())
+def holds_loose_pictures(root: str) -> bool:
+    """A folder with pictures of no class: no folders in it, and no .tar files of a split."""
+    if has_parts(root) or not os.path.isdir(root) or any(find_split(root, names) for names in SPLIT_NAMES.values()):
+        return False
+    paths = [path for path in Path(root).iterdir() if path.name[0] != "."]
+    return not any(path.is_dir() for path in paths) and any(
+        path.suffix.lower() in get_img_extensions() for path in paths
+    )
 
 
 def open_pictures(root: str) -> Images:

@@ -32,7 +32,7 @@ from autonl.data.sources import (
     Source,
     Stream,
     find_split,
-    has_no_folders,
+    holds_loose_pictures,
     open_evaluation,
     open_folder,
     open_pictures,
@@ -210,16 +210,16 @@ def batches(
     config = DataConfig(path=path, held_out=data.held_out, evaluation_batch_size=32, workers=0)
     folder = find_split(path, SPLIT_NAMES["train"]) if training and path != EMBEDDED else None
     if folder:  # whatever its classes are called: ranges need no labels
-        names, found = open_folder(folder)
-        source = Source(names, None, found)
-    elif has_no_folders(path):
+        classes, found = open_folder(folder)
+        source = Source(classes, None, found)
+    elif holds_loose_pictures(path):
         source = Source((), None, open_pictures(path))
     else:
         source = open_evaluation(config)
     images = source.train if training and source.train is not None else source.validation
-    classes = max(model.num_classes, len(source.classes))
+    most_classes = max(model.num_classes, len(source.classes))
     numbers = None if training else class_numbers(path, source.classes, names, model.num_classes)
-    loaders = Loaders(config, AugmentConfig(), view, classes, torch.device("cpu"))
+    loaders = Loaders(config, AugmentConfig(), view, most_classes, torch.device("cpu"))
     count = 0
     for pictures, labels in loaders.evaluation(spread(images, most)):
         read = labels >= 0  # what cannot be read comes in black

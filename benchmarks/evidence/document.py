@@ -9,13 +9,24 @@ import argparse
 import math
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
-from statistics import mean, stdev
 from typing import Any
 
 from benchmarks import RESULTS
-from benchmarks.evidence.groups import Group, correlated, difference, groups, no_worse, noise_of, overlap, read, verdict
+from benchmarks.evidence.curves import ahead_on_the_way, means_on_the_way
+from benchmarks.evidence.groups import (
+    Group,
+    correlated,
+    difference,
+    groups,
+    no_worse,
+    overlap,
+    points_apart,
+    read,
+    runs_to_show,
+    verdict,
+)
 from benchmarks.evidence.jobs import FOUND, LARGER, LONGER, SUITES, WITHOUT
 from benchmarks.evidence.tables import other_tables
 from benchmarks.evidence.words import CLAIMS, HEAD, SEARCH, SEGMENTATION, TITLES, TUNING, UNSEEN
@@ -166,41 +177,6 @@ def what_random_networks_like(random: Group) -> dict[str, Any]:
     return known | {"n": len(networks), "fewest": min(counts["lightnl"]), "most": max(counts["lightnl"])}
 
 
-SIXTHS = [f"| | {' | '.join(f'{part}/6' for part in range(1, 7))} |", "|---|" + "---:|" * 6]
-
-
-def curves_of(suite: str) -> dict[tuple[str, str], list[dict[str, str]]]:
-    """Epoch by epoch, by job and seed."""
-    curves: dict[tuple[str, str], list[dict[str, str]]] = defaultdict(list)
-    for row in read("curves"):
-        if row["suite"] == suite:
-            curves[row["job"], row["seed"]].append(row)
-    return curves
-
-
-def at_sixths(curve: list[dict[str, str]]) -> list[dict[str, str]]:
-    return [curve[len(curve) * part // 6 - 1] for part in range(1, 7)]
-
-
-def means_on_the_way(better: str, worse: str, changes: Iterable[str]) -> list[str]:
-    """How far apart the means of searched networks are at each sixth of their schedules, where both have curves."""
-    curves = curves_of("search")
-    lines = [*SIXTHS]
-    for change in changes:
-        sides = [
-            [at_sixths(curve) for (job, _), curve in curves.items() if job == side + change] for side in (better, worse)
-        ]
-        if not all(sides):
-            continue
-        for column, name, form in (("top1", "top-1", "+.1f"), ("train_loss", "training loss", "+.2f")):
-            cells = []
-            for ours, others in zip(*(zip(*runs, strict=True) for runs in sides), strict=True):  # epoch by epoch
-                apart = mean(float(row[column]) for row in ours) - mean(float(row[column]) for row in others)
-                cells.append(format(apart, form))
-            lines.append(f"| {name}{change} | {' | '.join(cells)} |")
-    return lines
-
-
 def around_the_search(found: dict[str, Group]) -> dict[str, str]:
     """What to know of its differences to MobileNetV2-LightNL and to random networks."""
     searched, random, rival = found[FOUND], found["random"], found["MobileNetV2-LightNL"]
@@ -211,7 +187,7 @@ def around_the_search(found: dict[str, Group]) -> dict[str, str]:
         "space_without": f"{found[WITHOUT].mean - rival.mean:.2f}",
         "best_random": f"{max(random.values):.2f}",
         "best_found": f"{max(searched.values):.2f}",
-        "planned": apart(searched, planned),
+        "planned": points_apart(searched, planned),
     }
 
 
@@ -227,38 +203,13 @@ def why_lightnl_is_not_shown(rows: list[dict[str, str]]) -> dict[str, str]:
         "fit": difference(losses[FOUND], losses[WITHOUT]),
         "fit_out": difference(losses[f"{FOUND}, then LightNL taken out"], losses[FOUND]),
         "heavier": f"{params[FOUND].mean / params[WITHOUT].mean - 1:.0%}".replace("%", " %"),
-        "longer": apart(top1[FOUND + LONGER], top1[WITHOUT + LONGER]),
-        "larger": apart(*at_128),
-        "ratio": apart(top1[f"{FOUND}, LightNL of all channels"], top1[WITHOUT]),
+        "longer": points_apart(top1[FOUND + LONGER], top1[WITHOUT + LONGER]),
+        "larger": points_apart(*at_128),
+        "ratio": points_apart(top1[f"{FOUND}, LightNL of all channels"], top1[WITHOUT]),
         "needed": str(runs_to_show(1.0, *at_128)),
         "exploded": f"{sum(map(explodes, published))} of the {len(published)}",
         "shares": ", ".join(f"{100 * share:.1f}" for share in shares),
     }
-
-
-def apart(better: Group, worse: Group) -> str:
-    return f"{better.mean - worse.mean:+.2f}, two standard errors {noise_of(better, worse):.2f}"
-
-
-def runs_to_show(points: float, *spread_like: Group) -> int:
-    """Of each side, for two standard errors of the difference, 2 sqrt(2 variance / n), to be no more than that."""
-    return math.ceil(8 * mean(stdev(group.values) ** 2 for group in spread_like) / points**2)
-
-
-def ahead_on_the_way(plain: str, lightnl: str) -> list[str]:
-    """How far ahead a segmentation with LightNL is at each sixth of its schedule, for every pair with curves."""
-    curves = curves_of("segmentation")
-    lines = [*SIXTHS]
-    for (job, seed), without in curves.items():
-        ahead = curves.get((job.replace(plain, lightnl), seed))
-        if not job.startswith(plain) or not ahead:
-            continue
-        pairs = list(zip(at_sixths(ahead), at_sixths(without), strict=True))
-        for column, name, form in (("miou", "mIoU", "+.1f"), ("train_loss", "training loss", "+.2f")):
-            cells = (format(float(one[column]) - float(other[column]), form) for one, other in pairs)
-            which = job.removeprefix(plain).removeprefix(", ") or f"{len(without)} epochs"
-            lines.append(f"| {name}, {which}, seed {seed} | {' | '.join(cells)} |")
-    return lines
 
 
 def rivals(found: dict[str, Group]) -> str:

@@ -67,7 +67,7 @@ def verdict(claim: Claim, found: dict[str, Group]) -> str:
     n = f"n = {len(better.values)} and {len(worse.values)}"
     if noise is None:
         return f"{apart:+.2f} ({n}): {TOO_FEW}"
-    figures = f"{apart:+.2f}, two standard errors {noise:.2f} ({n})"
+    figures = f"{points_apart(better, worse)} ({n})"
     if apart + noise < claim.target:
         return f"**smaller than that here**: {figures}" if apart > noise else f"**does not hold here**: {figures}"
     return f"**holds**: {figures}" if apart > max(noise, claim.target) else f"**not shown**: {figures}"
@@ -78,6 +78,16 @@ def noise_of(one: Group, other: Group) -> float | None:
     if min(len(one.values), len(other.values)) < FEWEST or one.error is None or other.error is None:
         return None
     return 2 * math.hypot(one.error, other.error)
+
+
+def points_apart(better: Group, worse: Group) -> str:
+    """Of three runs and more each."""
+    return f"{better.mean - worse.mean:+.2f}, two standard errors {noise_of(better, worse):.2f}"
+
+
+def runs_to_show(points: float, *spread_like: Group) -> int:
+    """Of each side, for two standard errors of the difference, 2 sqrt(2 variance / n), to be no more than that."""
+    return math.ceil(8 * mean(stdev(group.values) ** 2 for group in spread_like) / points**2)
 
 
 def no_worse(one: Group, other: Group) -> str:
@@ -96,11 +106,10 @@ def difference(better: Group, worse: Group) -> str:
 def overlap(one: Group, other: Group) -> str:
     low, high = max(min(one.values), min(other.values)), min(max(one.values), max(other.values))
     spans = ", ".join(f"{group.name} {min(group.values):.2f} to {max(group.values):.2f}" for group in (one, other))
-    apart, noise = one.mean - other.mean, noise_of(one, other)
-    if noise is None:
+    if noise_of(one, other) is None:
         return f"{spans}: {TOO_FEW}"
     said = "overlap" if low <= high else "**do not overlap**"
-    return f"{spans}: they {said}; {apart:+.2f}, two standard errors {noise:.2f}"
+    return f"{spans}: they {said}; {points_apart(one, other)}"
 
 
 def correlated(x: list[float], y: list[float]) -> str:
