@@ -82,8 +82,9 @@ def test_deploy_form_gives_the_same_outputs(size, layout, operator):
     with torch.no_grad():
         expected = model.double()(x.double())
         assert (deployed(x) - expected).abs().max() <= 2e-6 * expected.abs().max()  # 7e-7 at most over 40 seeds
-    orders = {m.order for m in deployed.modules() if isinstance(m, DeployedLightNL)}
-    assert orders == {"channel", "spatial"}  # both are tested here
+    blocks = [module for module in deployed.modules() if isinstance(module, DeployedLightNL)]
+    assert {block.order for block in blocks} == {"channel", "spatial"}  # both are tested here
+    assert {block.mask is None for block in blocks} == ({True} if layout == "channels_first" else {True, False})
     left = {type(m) for m in deployed.modules()}
     assert not {LightNL, nn.BatchNorm2d} & left
     assert not any(issubclass(kind, nn.BatchNorm2d) for kind in left)

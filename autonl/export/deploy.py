@@ -22,7 +22,7 @@ from autonl.nn.shapes import output_sizes
 
 Layout = Literal["channels_first", "channels_last"]  # how the runtime keeps its maps
 LAYOUTS: tuple[Layout, ...] = ("channels_first", "channels_last")
-MANY_POSITIONS = 500  # from here on OpenVINO gathers channels faster than it slices them (28 x 28, not 14 x 14)
+FEW_CHANNELS = 16  # one AVX-512 register: up to here a product of all channels costs less than slicing some of them
 
 # kind of module -> its convolutions, each with the BN behind it
 FOLDED = {
@@ -87,11 +87,12 @@ class DeployedLightNL(nn.Module):
     Positions are sampled by a depthwise 1x1 convolution with a stride: of the ways to write `[::s, ::s]` the one that
     every runtime keeps in its own layout and in its accelerated part. The products are bmm (matmul would leave
     an `expand` behind) of (N, C, H W) or, for a runtime that keeps channels last, of (N, H W, C), where a transpose
-    to channels last is no work at all.
+    to channels last is no work at all. There a slice of channels is copied position by position: of few channels all
+    are multiplied instead, and x_sc, with zeros behind the compact ones, gives zeros to what x_c has too many.
     """
 
     sampler: Tensor | None
-    kept: Tensor | None
+    mask: Tensor | None
 
     def __init__(self, block: LightNL, size: tuple[int, int], layout: Layout) -> None:
         super().__init__()
@@ -106,8 +107,8 @@ class DeployedLightNL(nn.Module):
             self.register_buffer("sampler", None)
         else:  # x_s is a factor twice; scaled here, no product is a bare sum over positions
             self.register_buffer("sampler", torch.full((self.channels, 1, 1, 1), share**0.5))
-        by_index = layout == "channels_last" and size[0] * size[1] >= MANY_POSITIONS
-        self.register_buffer("kept", torch.arange(self.compact_chs) if by_index else None)
+        masked = layout == "channels_last" and self.order == "channel" and self.channels <= FEW_CHANNELS
+        self.register_buffer("mask", (torch.arange(self.channels) < self.compact_chs).float() if masked else None)
 
     def forward(self, x: Tensor) -> Tensor:
         x_s = x if self.sampler is None else F.conv2d(x, self.sampler, stride=self.stride, groups=self.channels)
@@ -139,11 +140,12 @@ class DeployedLightNL(nn.Module):
     def channels_last(self, x: Tensor, x_s: Tensor) -> Tensor:
         """The same with every matrix transposed."""
         images, (height, width) = x.shape[0], self.size
-        x_s = x_s.permute(0, 2, 3, 1).reshape(images, -1, self.channels)  # (N, S, C)
-        x_sc = self.compacted(x_s)  # (N, S, Cr)
-        x_c = x_sc
-        if self.sampler is not None:
-            x_c = self.compacted(x.permute(0, 2, 3, 1).reshape(images, -1, self.channels))  # (N, HW, Cr)
+        x, x_s = (map_.permute(0, 2, 3, 1).reshape(images, -1, self.channels) for map_ in (x, x_s))
+        if self.mask is None:
+            x_sc = x_s[:, :, : self.compact_chs]  # (N, S, Cr)
+            x_c = x_sc if self.sampler is None else x[:, :, : self.compact_chs]
+        else:
+            x_sc, x_c = x_s * self.mask, x  # with Cr = C below
         if self.order == "channel":
             gram = self.over_energy(torch.bmm(x_sc.transpose(1, 2), x_s), x_sc)  # (N, Cr, C)
             y = torch.bmm(x_c, gram)  # (N, HW, Cr) (N, Cr, C) -> (N, HW, C)
@@ -151,10 +153,6 @@ class DeployedLightNL(nn.Module):
             affinity = torch.bmm(self.over_energy(x_c, x_sc), x_sc.transpose(1, 2))  # (N, HW, S)
             y = torch.bmm(affinity, x_s)  # (N, HW, S) (N, S, C) -> (N, HW, C)
         return y.reshape(images, height, width, self.channels).permute(0, 3, 1, 2)
-
-    def compacted(self, x: Tensor) -> Tensor:
-        """(N, P, C) -> (N, P, Cr). Of a large map by index: a slice is copied position by position."""
-        return x[:, :, : self.compact_chs] if self.kept is None else x.index_select(2, self.kept)
 
 
 class DeployedSqueezeExcite(nn.Module):
