@@ -79,12 +79,15 @@ def main() -> None:
 
 
 def processor() -> str:
-    """Its name where Linux tells it, else its kind."""
+    """Its name, family and model where Linux tells them, else its kind."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text().partition("\n\n")[0].splitlines()
     except OSError:
         return platform.machine()
-    return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.machine())
+    about = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    if "model name" not in about:
+        return platform.machine()
+    return f"{about['model name']} (family {about.get('cpu family')}, model {about.get('model')})"
 
 
 def tell(rows: list[dict[str, Any]]) -> None:

@@ -257,7 +257,7 @@ def test_verdicts():
     assert verdict.problem(quantized=True) is None
     swapped = judge(model, lambda images: images[:, ::-1], batch, 1, False)
     assert (swapped.images, swapped.agreement) == (1, 0.0)
-    assert swapped.problem(quantized=True) == "int8 names another class on 100.0% of 1 images"
+    assert swapped.problem(quantized=True) == "int8 names another class on 100.0% of 1 image"
     nowhere = judge(model, lambda images: images * np.nan, batch, 2, False)
     assert nowhere.problem(quantized=False) == nowhere.problem(quantized=True) == "its logits are not finite"
     nothing = judge(model, lambda images: images, [(torch.zeros(1, 2), torch.tensor([-1]))], 1, False)
@@ -286,7 +286,7 @@ def test_verdicts_on_pixels():
         return images + np.array([[[[2.0, 0, 3, 0]], [[0.0, 0, 0, 0]]]], np.float32)
 
     verdict = judge(nn.Identity(), file, batch, 1, False)
-    assert (verdict.score, verdict.agreement, verdict.counted) == ("mIoU", 0.5, "the pixels of 1 images")
+    assert (verdict.score, verdict.agreement, verdict.counted) == ("mIoU", 0.5, "the pixels of 1 image")
     assert verdict.file == pytest.approx(100 * (2 / 3 + 0) / 2)
     assert verdict.network == pytest.approx(100 * (1 / 2 + 1 / 2) / 2)
     void = [(logits, torch.full((1, 1, 4), 255, dtype=torch.uint8))]

@@ -154,8 +154,13 @@ def amount(cost: float | None, unit: str = "macs") -> str:
     if cost is None:
         return "unknown"
     if unit == "milliseconds":
-        return f"{cost:.2f} ms"
+        return f"{milliseconds(cost)} ms"
     return f"{cost / 1e6:,.2f}M" if cost >= 1e6 else f"{cost / 1e3:,.1f}k"
+
+
+def milliseconds(time: float) -> str:
+    """12.30, and 0.0458: small networks take microseconds."""
+    return f"{time:.2f}" if time >= 1 else f"{time:.3g}"
 
 
 def count_macs(spec: ArchSpec, resolution: tuple[int, int] | None = None) -> int:

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from autonl.arch.codec import resolution_from
+from autonl.arch.macs import milliseconds
 from autonl.errors import refuse
 
 if TYPE_CHECKING:
@@ -84,10 +85,8 @@ def print_exported(exported: Exported, threads: int, held_out: bool) -> None:
             learned = "" if held_out else "; it may have learned from these images"
             table.add_row(verdict.score, f"{verdict.file:.2f}%, the network itself {verdict.network:.2f}%{learned}")
     for name, timing in (judged.timings or {}).items():
-        table.add_row(
-            f"{name}, {threads} thread(s)",
-            f"{timing.median:.2f} ms an image (quartiles {timing.low:.2f} to {timing.high:.2f})",
-        )
+        low, median, high = (milliseconds(time) for time in (timing.low, timing.median, timing.high))
+        table.add_row(f"{name}, {threads} thread(s)", f"{median} ms an image (quartiles {low} to {high})")
     if judged.outside is not None:
         table.add_row("left outside the accelerator", ", ".join(judged.outside) or "nothing")
     table.add_row("goes along", ", ".join(str(file) for file in exported.files))

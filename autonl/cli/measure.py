@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as Bar
 
 from autonl.arch.codec import resolution_from
+from autonl.arch.macs import milliseconds
 from autonl.cli.train import resume_command
 
 
@@ -66,8 +67,8 @@ def measure(
     if json:
         typer.echo(json_format.dumps({"table": out, "rows": len(rows), **whole}))
         return
-    for name, milliseconds in whole.items():
-        typer.echo(f"{name:20s} {milliseconds:8.2f} ms")
+    for name, taken in whole.items():
+        typer.echo(f"{name:20s} {milliseconds(taken):>8s} ms")
     words = ["--space", space, *(["--res", res] if res else []), *(["--width", f"{width:g}"] if width != 1 else [])]
     words += ["--latency", "60%", "--table", out]
     typer.echo(f"\n{len(rows)} rows in {out}\nnext: autonl search --data DIR {shlex.join(words)}")

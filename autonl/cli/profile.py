@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from autonl.arch.codec import resolution_from
+from autonl.arch.macs import milliseconds
 from autonl.arch.spec import OPERATORS
 from autonl.cli.train import NL_HELP
 from autonl.errors import AutoNLError, refuse_name
@@ -67,8 +68,8 @@ def profile_latency(
     for column in ("median", "quartiles", "of the first"):
         table.add_column(column, justify="right", no_wrap=True)
     for name, timing in timings.items():
-        spread = f"{timing.low:.2f} to {timing.high:.2f}"
-        table.add_row(name, f"{timing.median:.2f}", spread, f"{timing.median / first.median:.3f}")
+        spread = f"{milliseconds(timing.low)} to {milliseconds(timing.high)}"
+        table.add_row(name, milliseconds(timing.median), spread, f"{timing.median / first.median:.3f}")
     Console().print(table, highlight=False)
 
 

@@ -34,7 +34,8 @@ class Verdict:
 
     @property
     def counted(self) -> str:
-        return f"{'' if self.score == 'top-1' else 'the pixels of '}{self.images} images"
+        noun = "image" if self.images == 1 else "images"
+        return f"{'' if self.score == 'top-1' else 'the pixels of '}{self.images} {noun}"
 
     def problem(self, quantized: bool) -> str | None:
         """What is wrong with the file; nothing for one that is as it should be."""

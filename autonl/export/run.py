@@ -99,7 +99,7 @@ def export(ref: Ref, request: Request) -> Exported:
         judged = write_and_judge(model, view, data, known_classes(ref), form, request, path)
         about = {"network": str(ref), "format": form.name} | description(model, ref, view, request) | asdict(judged)
         write_companions(path, form, about, isinstance(model, Segmenter))
-        parts = sorted(Path(folder).iterdir(), key=lambda part: part == path)  # the file itself comes last
+        parts = sorted(Path(folder).iterdir(), key=lambda part: (part == path, part.name))  # the file itself comes last
         for part in parts:
             put(part, request.out.parent / part.name)
     files = [request.out.parent / part.name for part in parts if part != path]

@@ -10,6 +10,7 @@ import torch
 
 from autonl import AutoNLError
 from autonl.arch.codec import block_from_string
+from autonl.arch.macs import amount
 from autonl.cli.search import print_found, summary
 from autonl.latency_table import candidates, write_rows
 from autonl.search.budget import parse_latency
@@ -74,7 +75,7 @@ def test_the_found_network_is_as_fast_as_asked_for(table, tmp_path, capsys):
     assert time == story["candidates"][0]["milliseconds"]
     assert time == summary(tmp_path / "run", found)["milliseconds"]
     print_found(tmp_path / "run", found, None, None, [])
-    assert f"{total(found.spec):.2f} ms by the table, " in capsys.readouterr().out
+    assert f"{amount(total(found.spec), 'milliseconds')} by the table, " in capsys.readouterr().out
     # the same table under its name is asked for when a search goes on
     write_rows(table, [replace(row, runtime="another") for row in read_rows(table)])
     with pytest.raises(AutoNLError, match="was started with table = "):
