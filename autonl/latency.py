@@ -15,7 +15,7 @@ from torch import nn
 from autonl.errors import AutoNLError, refuse_name
 from autonl.export.deploy import deploy
 from autonl.export.formats import RUNTIMES as FORMATS_OF
-from autonl.export.formats import open_format, without_warnings
+from autonl.export.formats import open_format, subdued
 from autonl.export.timing import Run, Timing, interleaved, run_eager
 from autonl.models import Ref, create_model
 
@@ -58,6 +58,6 @@ def start(network: nn.Module, shape: Shape, runtime: str, threads: int, stem: Pa
     form = open_format(FORMATS_OF[runtime])
     assert form.start is not None  # the runtimes here are those that run everywhere
     path = stem.with_suffix(form.suffix)
-    with without_warnings():
+    with subdued():
         form.write(deploy(network, shape[1:], form.layout), image, path, False)
         return partial(form.start(path, threads), image.numpy())

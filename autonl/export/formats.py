@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -52,9 +53,10 @@ RUNTIMES = {"onnxruntime": "onnx", "openvino": "openvino", "executorch": "execut
 
 
 @contextmanager
-def without_warnings() -> Iterator[None]:
-    """Exporters and runtimes warn of their own future, when they are imported and when they are used."""
-    with warnings.catch_warnings():
+def subdued() -> Iterator[None]:
+    """Exporters and runtimes warn of their own future, when they are imported and when they are used; LiteRT's tells
+    its steps on standard output, where --json wants nothing but its object."""
+    with warnings.catch_warnings(), redirect_stdout(sys.stderr):
         warnings.simplefilter("ignore")
         yield
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import logging
-import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -29,8 +28,7 @@ def quantize(form: str, path: Path, images: Iterable[np.ndarray], folder: Path) 
     """
     if form not in QUANTIZED:
         refuse("--quantize", form, f"int8 with --format {' or '.join(QUANTIZED)}")
-    # both show progress, and ONNX Runtime warns through the root logger
-    with contextlib.redirect_stdout(sys.stderr), quiet_root():
+    with quiet_root():  # ONNX Runtime warns through the root logger
         (quantize_onnx if form == "onnx" else quantize_openvino)(path, images, folder)
 
 

@@ -39,7 +39,7 @@ from autonl.data.sources import (
 )
 from autonl.errors import AutoNLError, refuse
 from autonl.export.deploy import deploy
-from autonl.export.formats import Format, open_format, without_warnings
+from autonl.export.formats import Format, open_format, subdued
 from autonl.export.judge import Verdict, file_bytes, judge, made_images
 from autonl.export.quantize import QUANTIZED, quantize
 from autonl.export.timing import Run, Timing, interleaved, run_eager
@@ -165,7 +165,7 @@ def write_and_judge(
             quantize(form.name, path, islice(singles(shown), CALIBRATION_IMAGES), path.parent)
     size = file_bytes(path) + sum(file_bytes(path.with_suffix(suffix)) for suffix in form.companions)
     if form.start is None:
-        with without_warnings():
+        with subdued():
             return Judged(size, checked=form.check(path) if form.check else None)
     with failing(request.out, f"{form.runtime} does not run it"):
         running = form.start(path, request.threads)
@@ -184,7 +184,7 @@ def write_and_judge(
 def failing(out: Path, message: str) -> Iterator[None]:
     """Exporters and runtimes raise nearly everything; bad input stays what it is, and so does a full disk."""
     try:
-        with without_warnings():
+        with subdued():
             yield
     except AutoNLError:
         raise

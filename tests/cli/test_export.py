@@ -7,6 +7,7 @@ import pytest
 from PIL import Image
 
 from autonl.arch.codec import write_arch
+from autonl.export import run
 from tests.test_export import TINY
 
 pytest.importorskip("onnxruntime")
@@ -23,6 +24,20 @@ def test_export(autonl, tmp_path):
     result = json.loads(text)
     assert (code, result["verdict"]["agreement"], result["outside"]) == (0, 1.0, [])
     assert result["timings"]["onnxruntime"]["median"] > 0
+
+
+def test_what_an_exporter_says_is_not_among_the_json(autonl, tmp_path, monkeypatch):
+    honest = run.deploy
+
+    def talkative(*arguments):
+        print("[START] Convert")
+        return honest(*arguments)
+
+    monkeypatch.setattr(run, "deploy", talkative)
+    write_arch(TINY, tmp_path / "arch.yaml")
+    code, text, err = autonl("export", tmp_path / "arch.yaml", "--out", tmp_path / "tiny.onnx", "--count", 1, "--json")
+    assert (code, json.loads(text)["outside"]) == (0, [])
+    assert "[START] Convert" in err
 
 
 BAD = [
