@@ -91,7 +91,8 @@ def search(
     if settings.trials > 1 and searching.budget is None:
         say("no trials: without a budget there are no networks of the same cost")
     elif settings.trials > 1 and searching.budget is not None:
-        say(f"up to {settings.trials} trials of {settings.trial_epochs} epochs at {settings.trial_resolution} px")
+        length = "one epoch" if settings.trial_epochs == 1 else f"{settings.trial_epochs} epochs"
+        say(f"up to {settings.trials} trials of {length} at {settings.trial_resolution} px")
         candidates, stopped = tried(comparison, searching.budget, candidates, folder / TRIALS_FOLDER, say)
         if stopped:
             return Found(stopped, searching.space)
