@@ -44,10 +44,19 @@ def started(networks: Mapping[str, tuple[nn.Module, Shape]], runtime: str, threa
     if runtime not in RUNTIMES:
         refuse_name("runtime", runtime, RUNTIMES)
     with tempfile.TemporaryDirectory(prefix="autonl-") as folder:
-        yield {
-            name: start(network, shape, runtime, threads, Path(folder) / str(place))
-            for place, (name, (network, shape)) in enumerate(networks.items())
-        }
+        runs: dict[str, Run] = {}
+        for place, (name, (network, shape)) in enumerate(networks.items()):
+            try:
+                runs[name] = start(network, shape, runtime, threads, Path(folder) / str(place))
+                runs[name]()
+            except AutoNLError:
+                raise
+            except Exception as error:  # exporters and runtimes raise nearly everything
+                told = f"{type(error).__name__} {' '.join(str(error).split())[:300]}"
+                raise AutoNLError(
+                    f"{name}: {runtime} cannot run it on images of {shape[1]}x{shape[2]}: {told}"
+                ) from error
+        yield runs
 
 
 def start(network: nn.Module, shape: Shape, runtime: str, threads: int, stem: Path) -> Run:

@@ -137,9 +137,24 @@ def read_weights(path: str | os.PathLike[str]) -> dict[str, Tensor]:
         raise AutoNLError(f"{path}: refused: it holds more than tensors and plain values, or is no weights") from None
     except (SafetensorError, zipfile.BadZipFile, RuntimeError, EOFError, LookupError, ValueError) as error:
         raise AutoNLError(f"{path}: not a file of weights: {' '.join(str(error).split())[:120]}") from None
-    if isinstance(content, dict):
-        content = next((content[name] for name in CONTAINERS if isinstance(content.get(name), dict)), content)
-    if not isinstance(content, dict) or not content or not all(isinstance(t, Tensor) for t in content.values()):
+    found = [content[name] for name in CONTAINERS if name in content] if isinstance(content, dict) else []
+    weights, *others = [tensors for held in (*found, content) if (tensors := plain_tensors(held))] or [{}]
+    if not weights:
         raise AutoNLError(f"{path}: not a file of weights; allowed: safetensors, or a state_dict saved by torch")
-    prefixed = all(name.startswith(PARALLEL_PREFIX) for name in content)
-    return {name.removeprefix(PARALLEL_PREFIX): t for name, t in content.items()} if prefixed else content
+    for other in others:  # an average may leave out what cannot be averaged, BN's counters for one
+        weights = other | weights if weights.keys() < other.keys() else weights
+    return weights
+
+
+def plain_tensors(held: Any) -> dict[str, Tensor]:
+    """Names and tensors of a state_dict, or of the averages that training programs keep in a "shadow"; else nothing."""
+    held = held["shadow"] if isinstance(held, dict) and isinstance(held.get("shadow"), dict) else held
+    if not isinstance(held, dict) or not all(isinstance(name, str) and is_plain(t) for name, t in held.items()):
+        return {}
+    prefixed = all(name.startswith(PARALLEL_PREFIX) for name in held)
+    return {name.removeprefix(PARALLEL_PREFIX): t for name, t in held.items()} if prefixed else held
+
+
+def is_plain(value: Any) -> bool:
+    """A tensor with all its values."""
+    return isinstance(value, Tensor) and value.layout == torch.strided and not value.is_meta

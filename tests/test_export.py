@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import save_file
+from timm.data import create_transform, resolve_data_config
 from torch import nn
 
 import autonl
@@ -26,6 +28,7 @@ from autonl.export.formats import FORMATS, open_format
 from autonl.export.judge import Verdict, judge, made_images, parts_of, up_to
 from autonl.export.run import ExportError, Request, export
 from autonl.nn.light_nonlocal import LightNL
+from autonl.weights import read_weights
 from tests.conftest import prove
 
 # both orders of association with stride 1 and 2, SE, a skip, a block without expansion, odd maps at 60 x 52
@@ -193,8 +196,6 @@ def test_the_script_sees_what_the_network_sees(tiny, tmp_path, name, bits):
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd="/")
     lines = [line.split() for line in done.stdout.splitlines()]
     model = autonl.load(arch, weights)
-    from timm.data import create_transform, resolve_data_config
-
     transform = create_transform(**resolve_data_config(model=model))
     with torch.no_grad():
         logits = model(transform(to_rgb(Image.open(tmp_path / "picture.png")))[None])[0]
@@ -210,6 +211,79 @@ def test_the_script_sees_what_the_network_sees(tiny, tmp_path, name, bits):
     for wrong in ([], ["nowhere.png"]):
         done = subprocess.run([*command[:2], *wrong], capture_output=True, text=True, check=False, cwd="/")
         assert (done.returncode, done.stderr) == (1, "usage: python small_onnx.py IMAGE, a file\n")
+
+
+@pytest.mark.parametrize("size", [(32, 32), (48, 32), (33, 47)])
+@pytest.mark.parametrize("name", [installed("onnx")])
+def test_the_script_cuts_pictures_as_the_network_has_them_cut(tiny, tmp_path, name, size):
+    """Sides that are not equal are covered by the smaller picture's side that needs it most, without black bars."""
+    arch, weights = tiny
+    export(arch, Request(name, tmp_path / "small.onnx", size, count=1, weights=weights))
+    script = (tmp_path / "small_onnx.py").read_text()
+    prepared = script[: script.index("image = ((image - about")] + 'np.save(here / "seen.npy", image)\n'
+    (tmp_path / "look.py").write_text(prepared)
+    model = autonl.load(arch, weights)
+    transform = create_transform(**(resolve_data_config(model=model) | {"input_size": (3, *size)}), normalize=False)
+    for width, height in ((140, 90), (90, 140), (100, 100), (61, 20)):
+        pixels = np.random.default_rng(0).integers(0, 255, (height, width, 3)).astype(np.uint8)
+        Image.fromarray(pixels).save(tmp_path / "picture.png")
+        subprocess.run([sys.executable, tmp_path / "look.py", tmp_path / "picture.png"], check=True, cwd="/")
+        seen = np.rint(255 * np.load(tmp_path / "seen.npy")).astype(int)
+        expected = np.asarray(transform(Image.fromarray(pixels))).transpose(1, 2, 0)
+        assert abs(seen - expected).max() == 0, (width, height)
+
+
+@pytest.mark.parametrize("name", [installed("onnx")])
+@pytest.mark.parametrize("taken", ["small.onnx", "small_onnx.py", "small.onnx.json"])
+def test_a_folder_of_that_name_is_left_alone(tiny, tmp_path, name, taken):
+    arch, weights = tiny
+    (tmp_path / taken).mkdir()
+    (tmp_path / taken / "thesis.txt").write_text("years of work")
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(AutoNLError, match=f"{taken}: there is a folder of that name"):
+        export(arch, Request(name, tmp_path / "small.onnx", count=1, weights=weights))
+    assert sorted(tmp_path.iterdir()) == before
+    assert (tmp_path / taken / "thesis.txt").read_text() == "years of work"
+
+
+def test_a_package_of_before_is_replaced(tmp_path):
+    package, part = tmp_path / "net.mlpackage", tmp_path / "temporary" / "net.mlpackage"
+    for folder, text in ((package, "before"), (part, "now")):
+        folder.mkdir(parents=True)
+        (folder / "Manifest.json").write_text(text)
+    export_run.refuse_folder(package)
+    export_run.put(part, package)
+    assert (package / "Manifest.json").read_text() == "now"
+    (package / "Manifest.json").unlink()  # somebody's own folder
+    with pytest.raises(AutoNLError, match="there is a folder of that name"):
+        export_run.refuse_folder(package)
+
+
+@pytest.mark.parametrize("name", [installed("onnx")])
+def test_a_network_for_another_system_is_judged_before_it_goes_there(tiny, tmp_path, monkeypatch, name):
+    arch, weights = tiny
+    elsewhere = replace(open_format(name), start=None, check=lambda path: "some operators")
+    monkeypatch.setattr(export_run, "open_format", lambda form: elsewhere)
+    request = Request(name, tmp_path / "out" / "small.onnx", count=1, weights=weights)
+    assert export(arch, request).judged == export_run.Judged(request.out.stat().st_size, checked="some operators")
+    with pytest.raises(AutoNLError, match="no such folder"):
+        export(arch, replace(request, images=str(tmp_path / "nowhere")))
+    broken = {
+        key: tensor * torch.nan if tensor.is_floating_point() else tensor
+        for key, tensor in read_weights(weights).items()
+    }
+    save_file(broken, tmp_path / "broken.safetensors")
+    with pytest.raises(AutoNLError, match="not finite on 1 of 1 images"):
+        export(arch, replace(request, weights=str(tmp_path / "broken.safetensors")))
+
+
+@pytest.mark.parametrize("name", [installed("onnx")])
+def test_a_name_that_wants_quotes(tiny, tmp_path, name):
+    arch, weights = tiny
+    export(arch, Request(name, tmp_path / "we\"ird [v2]'s.onnx", count=1, weights=weights))
+    Image.new("RGB", (40, 40)).save(tmp_path / "picture.png")
+    command = [sys.executable, tmp_path / "we\"ird [v2]'s_onnx.py", tmp_path / "picture.png"]
+    assert len(subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()) == 5
 
 
 def test_a_wrong_file_is_not_kept(tiny, tmp_path, monkeypatch):

@@ -197,3 +197,8 @@ def test_larger_networks_take_longer(tmp_path):
     timings = time_networks(["mobilenetv2_140", "mobilenetv2_035"], "torch", (192, 192), rounds=2)
     assert timings["mobilenetv2_140"].low > timings["mobilenetv2_035"].low > 0
     assert start(torch.nn.Conv2d(3, 1, 1), (3, 8, 8), "torch", 1, tmp_path / "x")() is None
+
+
+def test_a_network_that_cannot_be_run():
+    with pytest.raises(AutoNLError, match="patch16_224: torch cannot run it on images of 64x64: Assertion"):
+        time_networks(["timm:vit_tiny_patch16_224"], "torch", (64, 64))

@@ -147,7 +147,9 @@ def test_numbers_as_people_read_them():
     ]
     assert [amount(v) for v in (None, 352_110_000, 90_300, 12)] == ["unknown", "352.11M", "90.3k", "0.0k"]
     assert amount(12.3, "milliseconds") == "12.30 ms"
-    assert amount(0.045765, "milliseconds") == "0.0458 ms"
+    assert [amount(ms, "milliseconds") for ms in (0.045765, 0.25, 0.9996, 1)] == [
+        "0.0458 ms", "0.2500 ms", "0.9996 ms", "1.00 ms",
+    ]  # fmt: skip
 
 
 def test_the_front_is_what_nobody_beats():

@@ -218,6 +218,29 @@ def test_a_published_checkpoint(tmp_path, name, container, prefix):
     assert model.blocks[1][0].bn3[1].bn.eps == 1e-3
 
 
+@pytest.mark.parametrize(
+    "average",
+    [{}, {"info": {"decay": 0.9999}, "shadow": {}, "param": {}}, {"info": {}, "shadow": "averages", "param": {}}],
+)
+def test_a_checkpoint_as_a_training_program_writes_it(tmp_path, average):
+    """Averages lie in a "shadow" without BN's counters, which are the model's; without averages the model counts."""
+    state = drawn(published_shapes(zoo_arch("autonl_s")))
+    averages = {key: tensor + 1 for key, tensor in state.items() if not key.endswith("num_batches_tracked")}
+    with_averages = average.get("shadow") == "averages"
+    average = average | {"shadow": averages} if with_averages else average
+    torch.save({"model": {f"module.{key}": t for key, t in state.items()}, "ema": average}, tmp_path / "weights.pth")
+    model = load("autonl_s", tmp_path / "weights.pth")
+    assert torch.equal(model.conv_stem.weight, state["features.0.0.weight"] + with_averages)
+    assert torch.equal(model.bn1.num_batches_tracked, state["features.0.1.num_batches_tracked"])
+
+
+@pytest.mark.parametrize("content", [{3: torch.ones(2)}, {"model": {}}])
+def test_files_that_hold_no_plain_tensors(tmp_path, content):
+    torch.save(content, tmp_path / "weights.pth")
+    with pytest.raises(AutoNLError, match="not a file of weights"):
+        load("digits", tmp_path / "weights.pth")
+
+
 def test_the_published_block_does_not_divide_by_the_positions(tmp_path):
     state = drawn(published_shapes(zoo_arch("autonl_s")))
     torch.save(state, tmp_path / "weights.pth")

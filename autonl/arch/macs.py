@@ -160,7 +160,7 @@ def amount(cost: float | None, unit: str = "macs") -> str:
 
 def milliseconds(time: float) -> str:
     """12.30, and 0.0458: small networks take microseconds."""
-    return f"{time:.2f}" if time >= 1 else f"{time:.3g}"
+    return f"{time:.2f}" if time >= 1 else f"{time:.4f}"
 
 
 def count_macs(spec: ArchSpec, resolution: tuple[int, int] | None = None) -> int:

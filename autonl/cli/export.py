@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_format
+import os
 import shlex
 import sys
 from dataclasses import asdict
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from autonl.arch.codec import resolution_from
@@ -34,7 +36,7 @@ def export(
     images: str | None = typer.Option(None, metavar="DIR", help="Pictures to judge the file by. Default: made ones."),
     count: int = typer.Option(100, min=1, help="How many of them."),
     weights: str | None = typer.Option(None, metavar="FILE", help="A safetensors or state_dict file."),
-    threads: int = typer.Option(1, min=1, help="Threads of the runtime when it is timed."),
+    threads: int = typer.Option(1, min=1, max=os.cpu_count(), help="Threads of the runtime when it is timed."),
     json: bool = typer.Option(False, "--json", help="One JSON object on standard output."),
 ) -> None:
     """Write a network for a runtime, run the file there, and keep it only if it does what the network does.
@@ -49,7 +51,7 @@ def export(
     if quantize not in (None, "int8"):
         refuse("--quantize", quantize, "int8")
     suffix = open_format(format).suffix
-    path = Path(out or f"exported/{Path(ref.replace(':', '-')).stem}{suffix}")
+    path = Path(out or f"exported/{name_of(ref)}{suffix}")
     resolution = resolution_from(res) if res is not None else None
     request = Request(
         format, path, resolution, dynamic_batch, quantize is not None, calibrate, images, count, weights, threads
@@ -69,9 +71,15 @@ def export(
         print_exported(exported, threads, held_out)
 
 
+def name_of(ref: str) -> str:
+    """A REF as the name of a file; a dot in it starts no suffix but that of an arch.yaml."""
+    name = Path(ref).resolve().name if Path(ref).is_dir() else Path(ref.replace(":", "-")).name
+    return name.removesuffix(".yaml").removesuffix(".yml")
+
+
 def print_exported(exported: Exported, threads: int, held_out: bool) -> None:
     judged = exported.judged
-    table = Table(box=None, pad_edge=False, show_header=False, title=str(exported.path))
+    table = Table(box=None, pad_edge=False, show_header=False, title=escape(str(exported.path)))
     table.add_column(no_wrap=True)
     table.add_column()
     table.add_row("size", f"{judged.bytes / 1e6:.2f} MB")
@@ -89,7 +97,7 @@ def print_exported(exported: Exported, threads: int, held_out: bool) -> None:
         table.add_row(f"{name}, {threads} thread(s)", f"{median} ms an image (quartiles {low} to {high})")
     if judged.outside is not None:
         table.add_row("left outside the accelerator", ", ".join(judged.outside) or "nothing")
-    table.add_row("goes along", ", ".join(str(file) for file in exported.files))
+    table.add_row("goes along", escape(", ".join(str(file) for file in exported.files)))
     console = Console(soft_wrap=True)
     console.print(table, highlight=False)
     script = next(file for file in exported.files if file.suffix == ".py")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json as json_format
+import os
 import shlex
 from contextlib import nullcontext
 from pathlib import Path
@@ -23,7 +24,7 @@ def measure(
     space: str = typer.Option("autonl", help="autonl, digits, or a .yaml file."),
     res: str | None = typer.Option(None, help="Image size: 128, or HEIGHTxWIDTH. Default: the space's own."),
     width: float = typer.Option(1.0, min=0.05, max=20, help="Times the space's channels."),
-    threads: int = typer.Option(1, min=1, help="Threads of the runtime."),
+    threads: int = typer.Option(1, min=1, max=os.cpu_count(), help="Threads of the runtime."),
     rounds: int = typer.Option(30, min=1, help="How often every block is timed, three runs each."),
     out: str = typer.Option("table.csv", metavar="FILE", help="The table."),
     resume: bool = typer.Option(False, "--resume", help="Go on with the table in the file."),

@@ -1,10 +1,12 @@
 """autonl profile"""
 
 import json as json_format
+import os
 from dataclasses import asdict
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from autonl.arch.codec import resolution_from
@@ -24,7 +26,7 @@ def profile(
     nl: str | None = typer.Option(None, metavar="OPERATOR", help=NL_HELP),
     latency: bool = typer.Option(False, "--latency", help="Time the networks on this machine instead."),
     runtime: str = typer.Option("torch", help="For --latency: torch, onnxruntime, openvino or executorch."),
-    threads: int = typer.Option(1, min=1, help="For --latency."),
+    threads: int = typer.Option(1, min=1, max=os.cpu_count(), help="For --latency."),
     rounds: int = typer.Option(30, min=1, help="For --latency: how often every network is timed, three runs each."),
     json: bool = typer.Option(False, "--json", help="One JSON object on standard output."),
 ) -> None:
@@ -55,7 +57,10 @@ def profile_latency(
     refs: list[str], runtime: str, resolution: tuple[int, int] | None, threads: int, rounds: int, json: bool
 ) -> None:
     from autonl.latency import time_networks
+    from autonl.weights import refuse_segmentation
 
+    for ref in refs:
+        refuse_segmentation(ref)
     timings = time_networks(list(dict.fromkeys(refs)), runtime, resolution, threads, rounds)
     if json:
         networks = [{"name": name, **asdict(timing)} for name, timing in timings.items()]
@@ -69,7 +74,7 @@ def profile_latency(
         table.add_column(column, justify="right", no_wrap=True)
     for name, timing in timings.items():
         spread = f"{milliseconds(timing.low)} to {milliseconds(timing.high)}"
-        table.add_row(name, milliseconds(timing.median), spread, f"{timing.median / first.median:.3f}")
+        table.add_row(escape(name), milliseconds(timing.median), spread, f"{timing.median / first.median:.3f}")
     Console().print(table, highlight=False)
 
 

@@ -22,7 +22,7 @@ from autonl.nn.shapes import output_sizes
 
 Layout = Literal["channels_first", "channels_last"]  # how the runtime keeps its maps
 LAYOUTS: tuple[Layout, ...] = ("channels_first", "channels_last")
-FEW_CHANNELS = 16  # one AVX-512 register: up to here a product of all channels costs less than slicing some of them
+FEW_CHANNELS = 16  # one AVX-512 register: up to here a product of all channels costs no more than slicing some of them
 
 # kind of module -> its convolutions, each with the BN behind it
 FOLDED = {
@@ -107,7 +107,8 @@ class DeployedLightNL(nn.Module):
             self.register_buffer("sampler", None)
         else:  # x_s is a factor twice; scaled here, no product is a bare sum over positions
             self.register_buffer("sampler", torch.full((self.channels, 1, 1, 1), share**0.5))
-        masked = layout == "channels_last" and self.order == "channel" and self.channels <= FEW_CHANNELS
+        few = self.compact_chs < self.channels <= FEW_CHANNELS
+        masked = few and layout == "channels_last" and self.order == "channel"
         self.register_buffer("mask", (torch.arange(self.channels) < self.compact_chs).float() if masked else None)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ class Running(Protocol):
     """A file in its runtime, on one kind of input: images (N, 3, H, W) -> logits (N, classes), of a segmentation
     (N, classes, H, W)."""
 
-    outside: list[str]  # operators that the accelerated part of the runtime did not take
+    outside: list[str] | None  # operators that the accelerated part of the runtime did not take; None: it does not tell
 
     def __call__(self, images: np.ndarray) -> np.ndarray: ...
 

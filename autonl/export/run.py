@@ -5,8 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import logging
+import math
 import os
-import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -100,13 +100,27 @@ def export(ref: Ref, request: Request) -> Exported:
         about = {"network": str(ref), "format": form.name} | description(model, ref, view, request) | asdict(judged)
         write_companions(path, form, about, isinstance(model, Segmenter))
         parts = sorted(Path(folder).iterdir(), key=lambda part: (part == path, part.name))  # the file itself comes last
-        for part in parts:
-            put(part, request.out.parent / part.name)
-    files = [request.out.parent / part.name for part in parts if part != path]
+        targets = [request.out.parent / part.name for part in parts]
+        for target in targets:
+            refuse_folder(target)
+        for part, target in zip(parts, targets, strict=True):
+            put(part, target)
+    files = [target for target in targets if target != request.out.parent / path.name]
     return Exported(request.out, files, fresh, judged)
 
 
+def refuse_folder(target: Path) -> None:
+    """A folder is not replaced by a file; a Core ML package of before, which is one, may be."""
+    if target.is_dir() and not is_package(target):
+        raise AutoNLError(f"{target}: there is a folder of that name, which an export leaves alone; give another --out")
+
+
+def is_package(folder: Path) -> bool:
+    return folder.suffix == ".mlpackage" and (folder / "Manifest.json").is_file()
+
+
 def refuse_what_does_not_go(form: Format, request: Request) -> None:
+    refuse_folder(request.out)
     if request.out.suffix != form.suffix:
         refuse("--out", str(request.out), f"a name that ends in {form.suffix}")
     if request.quantize and form.name not in QUANTIZED:
@@ -159,25 +173,40 @@ def write_and_judge(
 ) -> Judged:
     image = torch.zeros(1, 3, *view.size)
     with failing(request.out, f"{form.name} cannot hold this network"):
-        form.write(deploy(model, view.size, form.layout), image, path, request.dynamic_batch)
+        deployed = deploy(model, view.size, form.layout)
+        form.write(deployed, image, path, request.dynamic_batch)
         if request.calibrate and request.quantize:
             shown = batches(request.calibrate, model, view, CALIBRATION_IMAGES, data, training=True)
             quantize(form.name, path, islice(singles(shown), CALIBRATION_IMAGES), path.parent)
     size = file_bytes(path) + sum(file_bytes(path.with_suffix(suffix)) for suffix in form.companions)
-    if form.start is None:
-        with subdued():
-            return Judged(size, checked=form.check(path) if form.check else None)
     with failing(request.out, f"{form.runtime} does not run it"):
-        running = form.start(path, request.threads)
+        # what runs on another system is judged as it went into the file
+        running = form.start(path, request.threads) if form.start else RunningTorch(deployed)
         given = request.images
         shown = batches(given, model, view, request.count, data, names) if given else made_images(view.size)
         verdict = judge(model, running, shown, request.count, request.dynamic_batch)
     if problem := verdict.problem(request.quantize):
         raise ExportError(f"{request.out}: not kept: {problem}")
+    if form.start is None:
+        with subdued():
+            return Judged(size, checked=form.check(path) if form.check else None)
     torch.set_num_threads(request.threads)
     image = next(made_images(view.size))[0][:1]
     runs: dict[str, Run] = {"eager": partial(run_eager, model, image), form.runtime: partial(running, image.numpy())}
     return Judged(size, verdict, interleaved(runs, request.threads, rounds=10), running.outside)
+
+
+class RunningTorch:
+    """The deploy form in torch."""
+
+    outside: list[str] | None = None
+
+    def __init__(self, deployed: nn.Module) -> None:
+        self.deployed = deployed
+
+    def __call__(self, images: np.ndarray) -> np.ndarray:
+        with torch.no_grad():
+            return np.asarray(self.deployed(torch.from_numpy(images)))
 
 
 @contextmanager
@@ -208,6 +237,7 @@ def batches(
         yield from masked_batches(replace(data, path=path), model, view, most, training)
         return
     config = DataConfig(path=path, held_out=data.held_out, evaluation_batch_size=32, workers=0)
+    config = replace(config, max_corrupt=most)  # that none can be read is told below
     folder = find_split(path, SPLIT_NAMES["train"]) if training and path != EMBEDDED else None
     if folder:  # whatever its classes are called: ranges need no labels
         classes, found = open_folder(folder)
@@ -270,7 +300,7 @@ def description(model: Any, ref: Ref, view: View, request: Request) -> dict[str,
         "size": list(view.size),
         "mean": list(view.mean),
         "std": list(view.std),
-        "interpolation": view.interpolation.upper(),
+        "interpolation": (view.interpolation if isinstance(model, Segmenter) else interpolation_of(view)).upper(),
         "crop_pct": view.crop_pct,
         "batch": "any" if request.dynamic_batch else 1,
         "precision": "int8" if request.quantize else "float32",
@@ -281,6 +311,12 @@ def description(model: Any, ref: Ref, view: View, request: Request) -> dict[str,
 
         about["palette"] = palette().flatten().tolist()
     return about
+
+
+def interpolation_of(view: View) -> str:
+    """Of a classifier: timm's ResizeKeepRatio, which it takes for sides that are not equal, is given none."""
+    height, width = (math.floor(side / view.crop_pct) for side in view.size)
+    return view.interpolation if height == width else "bilinear"
 
 
 def numbered_classes(count: int) -> list[str]:
@@ -294,14 +330,14 @@ def numbered_classes(count: int) -> list[str]:
 def write_companions(path: Path, form: Format, about: dict[str, Any], segmentation: bool) -> None:
     """What to feed it with and what comes out (.json), the labels (.labels.txt), and the script that runs it."""
     # with the format in their names: a folder may hold a network in several
-    names = {"script": f"{path.stem}_{form.name}.py", "file": path.name, "about": f"{path.name}.json"}
+    script, names = f"{path.stem}_{form.name}.py", {"file": path.name, "about": f"{path.name}.json"}
     (path.parent / names["about"]).write_text(json.dumps(about, indent=1, ensure_ascii=False), encoding="utf-8")
     labels = "".join(f"{label}\n" for label in about["labels"])
     (path.parent / f"{path.name}.labels.txt").write_text(labels, encoding="utf-8")
-    (path.parent / names["script"]).write_text(form.runner.script(segmentation, names), encoding="utf-8")
+    (path.parent / script).write_text(form.runner.script(segmentation, names), encoding="utf-8")
 
 
 def put(part: Path, target: Path) -> None:
-    if target.is_dir() and not target.is_symlink():  # an .mlpackage of before
-        shutil.rmtree(target)
+    if target.is_dir() and not target.is_symlink():  # an .mlpackage of before, which goes with the temporary folder
+        os.replace(target, part.with_name(f"before-{part.name}"))
     os.replace(part, target)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import string
 from dataclasses import asdict, dataclass
 
-OPENED = '''"""$what: python $script IMAGE. Needs $packages, and nothing else."""
+OPENED = '''"""$what, whose name comes behind that of this script. Needs $packages, and nothing else."""
 
 import json
 import pathlib
@@ -16,9 +16,9 @@ $imports
 from PIL import Image
 
 if len(sys.argv) != 2 or not pathlib.Path(sys.argv[1]).is_file():
-    sys.exit("usage: python $script IMAGE, a file")
+    sys.exit(f"usage: python {pathlib.Path(__file__).name} IMAGE, a file")
 here = pathlib.Path(__file__).parent
-FILE, about = str(here / "$file"), json.loads((here / "$about").read_text(encoding="utf-8"))
+FILE, about = str(here / $file), json.loads((here / $about).read_text(encoding="utf-8"))
 try:
     (height, width), image = about["size"], Image.open(sys.argv[1])
     if image.mode.startswith("I"):  # 16 bits, which PIL would cut at 255 instead of scaling them
@@ -35,8 +35,11 @@ $run
 sys.stdout.reconfigure(errors="backslashreplace")  # a label may be more than a terminal can show
 """
 
-CLASSIFICATION = f"""{OPENED}side, short = int(min(height, width) / about["crop_pct"]), min(image.size)
-image = image.resize([length * side // short for length in image.size], Image.Resampling[about["interpolation"]])
+# as timm's evaluation does it, which rounds one way where both sides are equal and another way where they are not
+CLASSIFICATION = f"""{OPENED}tall, wide = int(height / about["crop_pct"]), int(width / about["crop_pct"])
+shrink = min(image.height / tall, image.width / wide)
+size = [length * tall // min(image.size) if tall == wide else round(length / shrink) for length in image.size]
+image = image.resize(size, Image.Resampling[about["interpolation"]])
 left, top = round((image.width - width) / 2), round((image.height - height) / 2)
 image = np.asarray(image.crop((left, top, left + width, top + height)), np.float32) / 255  # (H, W, 3)
 {RUN}for place in logits.argsort()[::-1][:5]:
@@ -70,7 +73,8 @@ class Runner:
     run: str
 
     def script(self, segmentation: bool, names: dict[str, str]) -> str:
-        """For files of these names: script, file and about."""
+        """For files of these names: file and about."""
         what = "What is where on a picture" if segmentation else "What is on a picture"
         template = string.Template(SEGMENTATION if segmentation else CLASSIFICATION)
-        return template.substitute(asdict(self) | names | {"what": what})
+        quoted = {name: repr(value) for name, value in names.items()}
+        return template.substitute(asdict(self) | quoted | {"what": what})

@@ -31,7 +31,7 @@ def write(model: nn.Module, image: torch.Tensor, path: Path, dynamic_batch: bool
 
 
 class RunningCoreML:
-    outside: list[str] = []  # noqa: RUF012 - Core ML does not tell
+    outside: list[str] | None = None
 
     def __init__(self, path: Path, threads: int) -> None:
         import coremltools

@@ -29,7 +29,7 @@ def write(model: nn.Module, image: torch.Tensor, path: Path, dynamic_batch: bool
 
 
 class RunningLiteRT:
-    outside: list[str] = []  # noqa: RUF012 - the interpreter does not tell
+    outside: list[str] | None = None
 
     def __init__(self, path: Path, threads: int) -> None:
         from ai_edge_litert.interpreter import Interpreter

@@ -32,7 +32,7 @@ def write(model: nn.Module, image: torch.Tensor, path: Path, dynamic_batch: bool
 
 
 class RunningONNX:
-    outside: list[str] = []  # noqa: RUF012 - one provider takes all
+    outside: list[str] | None = []  # noqa: RUF012 - one provider takes all
 
     def __init__(self, path: Path, threads: int) -> None:
         import onnxruntime

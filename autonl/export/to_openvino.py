@@ -29,7 +29,7 @@ def write(model: nn.Module, image: torch.Tensor, path: Path, dynamic_batch: bool
 
 
 class RunningOpenVINO:
-    outside: list[str] = []  # noqa: RUF012 - the CPU plugin takes all
+    outside: list[str] | None = []  # noqa: RUF012 - the CPU plugin takes all
 
     def __init__(self, path: Path, threads: int) -> None:
         import openvino

@@ -7,6 +7,7 @@ import pytest
 from PIL import Image
 
 from autonl.arch.codec import write_arch
+from autonl.cli.export import name_of
 from autonl.export import run
 from tests.test_export import TINY
 
@@ -86,3 +87,23 @@ def test_bad_input_is_one_line(autonl, tmp_path, arguments, message):
     assert message in err
     assert err.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("ref", "name"),
+    [
+        ("autonl_s", "autonl_s"), ("timm:a.in1k", "timm-a.in1k"), ("runs/v1.2", "v1.2"), (".", "v1.2"),
+        ("nets/arch.yaml", "arch"),
+    ],
+)  # fmt: skip
+def test_the_name_of_a_file_that_was_given_none(tmp_path, monkeypatch, ref, name):
+    (tmp_path / "runs" / "v1.2").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "runs" / "v1.2" if ref == "." else tmp_path)
+    assert name_of(ref) == name
+
+
+def test_names_are_no_markup(autonl, tmp_path):
+    write_arch(TINY, tmp_path / "arch.yaml")
+    code, text, _ = autonl("export", tmp_path / "arch.yaml", "--out", tmp_path / "net[red].onnx", "--count", 1)
+    assert code == 0
+    assert "net[red]_onnx.py" in text

@@ -161,3 +161,11 @@ def test_output_that_cannot_be_written():
         command = [sys.executable, "-m", "autonl", "models", "--json"]
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert (done.returncode, done.stderr) == (2, "autonl: output: No space left on device\n")
+
+
+def test_a_segmentation_is_no_classifier(autonl, tmp_path):
+    write_arch(zoo_arch("digits"), tmp_path / "arch.yaml")
+    (tmp_path / "run.yaml").write_text("task: segmentation\n")
+    code, _, err = autonl("profile", tmp_path, "--latency")
+    assert code == 2
+    assert "holds a segmentation, which is no classifier" in err
