@@ -77,6 +77,14 @@ def measure(
         return Row(*known, block, in_chs, height, width, milliseconds, space.operator)
 
     groups = [place for index, place in enumerate(places(space)) if place.index == index]
+    held = {(known.in_chs, known.height, known.width, known.block) for known in rows}
+    for place in groups:
+        missing = keys(space, place) - held
+        if missing and keys(space, place) & held:  # a place is measured whole
+            lacks = min(missing)[-1]
+            raise AutoNLError(
+                f"{path}: was measured for another space called {space.name}, without {lacks}; choose another --out"
+            )
     size = space.spec(space.smallest).resolution
     with started({SMALLEST: whole_network(space, space.smallest)}, runtime, threads) as reference:
         if not rows:
@@ -87,7 +95,7 @@ def measure(
         watch = Watch(reference[SMALLEST], paces[0], threads, rounds)
         for done, place in enumerate(groups):
             advance(done, len(groups) + 1)
-            if first_of(space, place) not in {(known.in_chs, known.height, known.width, known.block) for known in rows}:
+            if not keys(space, place) & held:
                 shape = (place.in_chs, place.height, place.width)
                 for text, milliseconds in time_group(space, place, runtime, watch).items():
                     rows.append(row(text, *shape, milliseconds))
@@ -123,8 +131,9 @@ def whole_network(space: Space, choices: Sequence[Choice]) -> tuple[nn.Module, S
     return build(spec), (3, *spec.resolution)
 
 
-def first_of(space: Space, place: Place) -> tuple[int, int, int, str]:
-    return place.in_chs, place.height, place.width, next(iter(candidates(space, place.index)))
+def keys(space: Space, place: Place) -> set[tuple[int, int, int, str]]:
+    """What tells the lines of a place."""
+    return {(place.in_chs, place.height, place.width, text) for text in candidates(space, place.index)}
 
 
 def time_group(space: Space, place: Place, runtime: str, watch: Watch) -> dict[str, float]:

@@ -133,6 +133,9 @@ def test_measure_and_resume(tmp_path, monkeypatch):
     monkeypatch.setattr(latency_table, "time_group", lambda space, place, *more: groups.append(place.index) or {})
     measure(SPACE, "torch", path, rounds=1, resume=True)
     assert groups == [1, 2]
+    other = dataclasses.replace(SPACE, se=(0.125,))
+    with pytest.raises(AutoNLError, match=r"was measured for another space called tiny, without k3_s._e._c8_se0.125;"):
+        measure(other, "torch", path, rounds=1, resume=True)
 
 
 @pytest.mark.parametrize(
