@@ -3,8 +3,6 @@
 import errno
 import importlib.util
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,14 +11,13 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import save_file
-from timm.data import create_transform, resolve_data_config
 from torch import nn
 
 import autonl
 from autonl.arch.codec import write_arch
 from autonl.arch.spec import ArchSpec, BlockSpec, LightNLSpec
 from autonl.data.memory import View
-from autonl.data.sources import holds_loose_pictures, to_rgb
+from autonl.data.sources import holds_loose_pictures
 from autonl.errors import AutoNLError
 from autonl.export import run as export_run
 from autonl.export.deploy import LAYOUTS, DeployedLightNL, deploy
@@ -183,56 +180,6 @@ def test_an_exported_file_is_the_network(small, tmp_path, name, dynamic):
     assert not [part for part in out.parent.iterdir() if part.name.startswith(".")]
 
 
-@pytest.mark.parametrize("bits", [8, 16])
-@pytest.mark.parametrize("name", [installed("onnx")])
-def test_the_script_sees_what_the_network_sees(tiny, tmp_path, name, bits):
-    """In a process that knows nothing of autonl; the picture is prepared as timm does it."""
-    arch, weights = tiny
-    export(arch, Request(name, tmp_path / "small.onnx", count=1, weights=weights))
-    pixels = np.random.default_rng(0).integers(0, 255, (90, 140, 3)).astype(np.uint8)
-    picture = Image.fromarray(pixels if bits == 8 else pixels[..., 0].astype(np.uint16) * 256)
-    picture.save(tmp_path / "picture.png")
-    command = [sys.executable, tmp_path / "small_onnx.py", tmp_path / "picture.png"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd="/")
-    lines = [line.split() for line in done.stdout.splitlines()]
-    model = autonl.load(arch, weights)
-    transform = create_transform(**resolve_data_config(model=model))
-    with torch.no_grad():
-        logits = model(transform(to_rgb(Image.open(tmp_path / "picture.png")))[None])[0]
-    values, places = logits.topk(5)
-    assert [label for _, label in lines] == [str(place) for place in places.tolist()]
-    assert np.allclose([float(value) for value, _ in lines], values, atol=2e-2)
-    script = (tmp_path / "small_onnx.py").read_text()
-    assert "autonl" not in script
-    (tmp_path / "text.png").write_text("no image")
-    done = subprocess.run([*command[:2], tmp_path / "text.png"], capture_output=True, text=True, check=False, cwd="/")
-    assert done.returncode == 1
-    assert done.stderr == f"{tmp_path / 'text.png'}: not an image, or in a format that PIL does not read\n"
-    for wrong in ([], ["nowhere.png"]):
-        done = subprocess.run([*command[:2], *wrong], capture_output=True, text=True, check=False, cwd="/")
-        assert (done.returncode, done.stderr) == (1, "usage: python small_onnx.py IMAGE, a file\n")
-
-
-@pytest.mark.parametrize("size", [(32, 32), (48, 32), (33, 47)])
-@pytest.mark.parametrize("name", [installed("onnx")])
-def test_the_script_cuts_pictures_as_the_network_has_them_cut(tiny, tmp_path, name, size):
-    """Sides that are not equal are covered by the smaller picture's side that needs it most, without black bars."""
-    arch, weights = tiny
-    export(arch, Request(name, tmp_path / "small.onnx", size, count=1, weights=weights))
-    script = (tmp_path / "small_onnx.py").read_text()
-    prepared = script[: script.index("image = ((image - about")] + 'np.save(here / "seen.npy", image)\n'
-    (tmp_path / "look.py").write_text(prepared)
-    model = autonl.load(arch, weights)
-    transform = create_transform(**(resolve_data_config(model=model) | {"input_size": (3, *size)}), normalize=False)
-    for width, height in ((140, 90), (90, 140), (100, 100), (61, 20)):
-        pixels = np.random.default_rng(0).integers(0, 255, (height, width, 3)).astype(np.uint8)
-        Image.fromarray(pixels).save(tmp_path / "picture.png")
-        subprocess.run([sys.executable, tmp_path / "look.py", tmp_path / "picture.png"], check=True, cwd="/")
-        seen = np.rint(255 * np.load(tmp_path / "seen.npy")).astype(int)
-        expected = np.asarray(transform(Image.fromarray(pixels))).transpose(1, 2, 0)
-        assert abs(seen - expected).max() == 0, (width, height)
-
-
 @pytest.mark.parametrize("name", [installed("onnx")])
 @pytest.mark.parametrize("taken", ["small.onnx", "small_onnx.py", "small.onnx.json"])
 def test_a_folder_of_that_name_is_left_alone(tiny, tmp_path, name, taken):
@@ -275,15 +222,6 @@ def test_a_network_for_another_system_is_judged_before_it_goes_there(tiny, tmp_p
     save_file(broken, tmp_path / "broken.safetensors")
     with pytest.raises(AutoNLError, match="not finite on 1 of 1 images"):
         export(arch, replace(request, weights=str(tmp_path / "broken.safetensors")))
-
-
-@pytest.mark.parametrize("name", [installed("onnx")])
-def test_a_name_that_wants_quotes(tiny, tmp_path, name):
-    arch, weights = tiny
-    export(arch, Request(name, tmp_path / "we\"ird [v2]'s.onnx", count=1, weights=weights))
-    Image.new("RGB", (40, 40)).save(tmp_path / "picture.png")
-    command = [sys.executable, tmp_path / "we\"ird [v2]'s_onnx.py", tmp_path / "picture.png"]
-    assert len(subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()) == 5
 
 
 def test_a_wrong_file_is_not_kept(tiny, tmp_path, monkeypatch):

@@ -236,8 +236,8 @@ def batches(
     if isinstance(model, Segmenter):
         yield from masked_batches(replace(data, path=path), model, view, most, training)
         return
-    config = DataConfig(path=path, held_out=data.held_out, evaluation_batch_size=32, workers=0)
-    config = replace(config, max_corrupt=most)  # that none can be read is told below
+    # however many cannot be read: that none can is told below
+    config = DataConfig(path=path, held_out=data.held_out, max_corrupt=most, evaluation_batch_size=32, workers=0)
     folder = find_split(path, SPLIT_NAMES["train"]) if training and path != EMBEDDED else None
     if folder:  # whatever its classes are called: ranges need no labels
         classes, found = open_folder(folder)
