@@ -62,7 +62,8 @@ def launch(
         fabric.launch()
     except (ValueError, RuntimeError) as error:  # more devices than there are, or a cluster set up differently
         raise AutoNLError(f"--devices {devices}, --num-nodes {num_nodes}: {' '.join(str(error).split())}") from None
-    torch.set_float32_matmul_precision("high")
+    if on_gpu:  # TF32; oneDNN would take it as leave for less than float32 on a CPU
+        torch.set_float32_matmul_precision("high")
     return fabric
 
 

@@ -11,7 +11,7 @@ from autonl.data.sources import open_source
 from autonl.nn.light_nonlocal import LightNL
 from autonl.train.bn import calibrate_bn
 from autonl.train.config import LoopConfig, load_config
-from autonl.train.loop import Loop
+from autonl.train.loop import Loop, launch
 from autonl.train.progress import Progress
 from autonl.train.run import train_classifier
 from autonl.train.tasks import Classification, Task, classification_metrics, create_optimizer, create_schedule
@@ -103,6 +103,12 @@ def test_the_papers_steps(tmp_path):
     assert task.seen == pytest.approx(weights, rel=1e-4)
     assert loop.training.average.module.weight.item() == pytest.approx(average, rel=1e-4)
     assert task.evaluated == pytest.approx(average, rel=1e-4)
+
+
+def test_products_on_a_cpu_stay_in_float32():
+    """What a training allows for products holds for all that the process does after it."""
+    launch(accelerator="cpu")
+    assert torch.get_float32_matmul_precision() == "highest"
 
 
 def test_weight_decay_is_added_to_the_gradient(tmp_path):
