@@ -1,5 +1,6 @@
 """Milliseconds: the table's sum is the cost it claims to be, its file is refused where it does not fit."""
 
+import csv
 import dataclasses
 import itertools
 import random
@@ -148,6 +149,10 @@ def test_measure_and_resume(tmp_path, monkeypatch):
             lambda text: text.replace("lightnl_energy", "lightnl"),
             "was measured for the space tiny with lightnl at 32x24 .* not tiny with lightnl_energy at 32x24",
         ),
+        (
+            lambda text: text.replace("swish", "relu6"),
+            "another space called tiny, with stem 8, first k3_s1_e1_c8, head 8, relu6; not stem 8, .*, swish$",
+        ),
         (lambda text: "", "is not finished"),
     ],
 )
@@ -159,15 +164,26 @@ def test_a_table_that_does_not_fit(macs_for_milliseconds, tmp_path, change, mess
         TableCost(SPACE, path)
 
 
-def test_a_table_from_before_it_named_the_operator_is_of_lightnl(macs_for_milliseconds, tmp_path):
+def test_a_table_from_before_it_named_operator_and_frame_is_of_lightnl(macs_for_milliseconds, tmp_path):
     path, published = tmp_path / "table.csv", dataclasses.replace(SPACE, operator="lightnl")
     measure(published, "torch", path)
-    path.write_text("".join(line.rpartition(",")[0] + "\n" for line in path.read_text().splitlines()))
+    with open(path, newline="") as file:
+        lines = [line[:9] for line in csv.reader(file)]
+    with open(path, "w", newline="") as file:
+        csv.writer(file).writerows(lines)
     assert "operator" not in path.read_text()
+    assert "frame" not in path.read_text()
     assert {row.operator for row in read_rows(path)} == {"lightnl"}
     TableCost(published, path)
     with pytest.raises(AutoNLError, match="not tiny with lightnl_energy"):
         TableCost(SPACE, path)
+
+
+def test_a_table_fits_however_its_size_is_written(macs_for_milliseconds, tmp_path):
+    measure(dataclasses.replace(SPACE, resolution="48"), "torch", tmp_path / "table.csv")
+    TableCost(dataclasses.replace(SPACE, resolution="48x48"), tmp_path / "table.csv")
+    with pytest.raises(AutoNLError, match=r"at 48 on torch .* at 48x40 on torch"):
+        TableCost(dataclasses.replace(SPACE, resolution="48x40"), tmp_path / "table.csv")
 
 
 def test_resume_refuses_a_table_of_another_runtime(macs_for_milliseconds, tmp_path):

@@ -35,6 +35,7 @@ class Row:
     width: int
     milliseconds: float  # of a block: what it adds
     operator: str = "lightnl"  # what LightNL stands for; tables had no such column when there was this one alone
+    frame: str = ""  # what is around the blocks; older tables do not tell
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,11 @@ def places(space: Space) -> list[Place]:
     return found
 
 
+def frame_of(space: Space) -> str:
+    """What else of a space its milliseconds depend on: what is around the blocks, and what is inside all of them."""
+    return f"stem {space.stem}, first {space.first}, head {space.head}, {space.activation}"
+
+
 def read_rows(path: Path) -> list[Row]:
     names = [field.name for field in fields(Row)]
     try:
@@ -75,8 +81,8 @@ def read_rows(path: Path) -> list[Row]:
         try:
             whole = {name: int(line[name]) for name in ("threads", "in_chs", "height", "width")}
             text = {name: line[name] for name in ("space", "resolution", "runtime", "block")}
-            milliseconds, operator = float(line["milliseconds"]), line.get("operator") or Row.operator
-            row = Row(**text, **whole, milliseconds=milliseconds, operator=operator)  # type: ignore[arg-type]
+            later = {"operator": line.get("operator") or Row.operator, "frame": line.get("frame") or Row.frame}
+            row = Row(**text, **whole, milliseconds=float(line["milliseconds"]), **later)  # type: ignore[arg-type]
         except (KeyError, TypeError, ValueError):
             raise AutoNLError(f"{path}: line {number} is not {','.join(names)}; autonl measure writes it") from None
         if not math.isfinite(row.milliseconds):
@@ -93,6 +99,10 @@ def refuse_other(path: Path, rows: Sequence[Row], space: Space, runtime: str, th
                 f"{path}: was measured for the space {row.space} with {row.operator} at {row.resolution} on "
                 f"{row.runtime} with {row.threads} thread(s), not {space.name} with {space.operator} at "
                 f"{space.resolution} on {runtime} with {threads}"
+            )
+        if row.frame not in ("", frame_of(space)):
+            raise AutoNLError(
+                f"{path}: was measured for another space called {space.name}, with {row.frame}; not {frame_of(space)}"
             )
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 
-from autonl.arch.codec import block_from_string, block_to_string, resolution_from
+from autonl.arch.codec import block_from_string, block_to_string, resolution_from, resolution_to_text
 from autonl.arch.spec import ArchSpec, BlockSpec, LightNLSpec, divisible
 from autonl.errors import AutoNLError, refuse, refuse_name
 from autonl.train.config import from_dict, read_yaml
@@ -40,7 +40,7 @@ class Space:
     name: str
     first: str
     stages: tuple[tuple[int, int, int], ...]  # channels, stride of the first block, blocks
-    resolution: str = "224"
+    resolution: str = "224"  # 32x32 becomes 32
     classes: int = 1000
     stem: int = 32
     head: int = 1280
@@ -75,6 +75,7 @@ class Space:
             if stage[2] < 1:
                 refuse("stages", stage, "channels, stride of the first block, at least one block")
         self.spec(self.largest)  # the specs refuse what is wrong in the rest
+        object.__setattr__(self, "resolution", str(resolution_to_text(resolution_from(self.resolution))))
 
     # -- the blocks that are searched --
 
