@@ -27,7 +27,7 @@ from autonl.errors import AutoNLError
 from autonl.export.timing import Run, interleaved
 from autonl.latency import Shape, started
 from autonl.models import build
-from autonl.search.latency import LARGEST, SMALLEST, Place, Row, frame_of, places, read_rows, refuse_other
+from autonl.search.latency import LARGEST, SMALLEST, Place, Row, networks_of, places, read_rows, refuse_other
 from autonl.search.space import Choice, Space
 
 NARROW = 8  # channels of the convolutions around a block
@@ -71,10 +71,11 @@ def measure(
     if path.exists() and not resume:
         raise AutoNLError(f"{path}: holds a table already; go on with it by --resume, or choose another --out")
     refuse_other(path, rows, space, runtime, threads)
+    networks = networks_of(space)
 
     def row(block: str, in_chs: int, height: int, width: int, milliseconds: float) -> Row:
-        known = (space.name, space.resolution, runtime, threads)
-        return Row(*known, block, in_chs, height, width, milliseconds, space.operator, frame_of(space))
+        known = (space.name, space.resolution, runtime, threads, block, in_chs, height, width, milliseconds)
+        return Row(*known, space.operator, networks, space.classes)
 
     groups = [place for index, place in enumerate(places(space)) if place.index == index]
     held = {(known.in_chs, known.height, known.width, known.block) for known in rows}

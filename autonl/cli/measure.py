@@ -24,6 +24,7 @@ def measure(
     space: str = typer.Option("autonl", help="autonl, digits, or a .yaml file."),
     res: str | None = typer.Option(None, help="Image size: 128, or HEIGHTxWIDTH. Default: the space's own."),
     width: float = typer.Option(1.0, min=0.05, max=20, help="Times the space's channels."),
+    classes: int | None = typer.Option(None, min=2, help="Of your images. Default: the space's own."),
     threads: int = typer.Option(1, min=1, max=os.cpu_count(), help="Threads of the runtime."),
     rounds: int = typer.Option(30, min=1, help="How often every block is timed, three runs each."),
     out: str = typer.Option("table.csv", metavar="FILE", help="The table."),
@@ -43,6 +44,8 @@ def measure(
     if res is not None:
         resolution_from(res)  # refuses what is no size
         found = dataclasses.replace(found, resolution=res)
+    if classes is not None:
+        found = dataclasses.replace(found, classes=classes)
     columns = (TextColumn("places"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     console = Console(stderr=True, highlight=False)
     bar = Bar(*columns, TextColumn("left"), TimeRemainingColumn(), console=console, transient=True)
@@ -72,4 +75,5 @@ def measure(
         typer.echo(f"{name:20s} {milliseconds(taken):>8s} ms")
     words = ["--space", space, *(["--res", res] if res else []), *(["--width", f"{width:g}"] if width != 1 else [])]
     words += ["--latency", "60%", "--table", out]
-    typer.echo(f"\n{len(rows)} rows in {out}\nnext: autonl search --data DIR {shlex.join(words)}")
+    told = f"{len(rows)} rows in {out}, with a classifier for {found.classes} classes"
+    typer.echo(f"\n{told}\nnext: autonl search --data DIR {shlex.join(words)}")

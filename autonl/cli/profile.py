@@ -25,9 +25,13 @@ def profile(
     res: str | None = typer.Option(None, help="Image size: 224, or HEIGHTxWIDTH. Default: the network's own."),
     nl: str | None = typer.Option(None, metavar="OPERATOR", help=NL_HELP),
     latency: bool = typer.Option(False, "--latency", help="Time the networks on this machine instead."),
-    runtime: str = typer.Option("torch", help="For --latency: torch, onnxruntime, openvino or executorch."),
-    threads: int = typer.Option(1, min=1, max=os.cpu_count(), help="For --latency."),
-    rounds: int = typer.Option(30, min=1, help="For --latency: how often every network is timed, three runs each."),
+    runtime: str | None = typer.Option(
+        None, help="For --latency: torch, onnxruntime, openvino or executorch. Default: torch."
+    ),
+    threads: int | None = typer.Option(None, min=1, max=os.cpu_count(), help="For --latency. Default: 1."),
+    rounds: int | None = typer.Option(
+        None, min=1, help="For --latency: how often every network is timed, three runs each. Default: 30."
+    ),
     json: bool = typer.Option(False, "--json", help="One JSON object on standard output."),
 ) -> None:
     """MACs and parameters of a network, block by block; or the milliseconds of several, in turns.
@@ -42,8 +46,11 @@ def profile(
     if latency:
         if nl is not None:
             raise AutoNLError("--nl and --latency exclude each other; give one")
-        profile_latency(refs, runtime, resolution, threads, rounds, json)
+        profile_latency(refs, runtime or "torch", resolution, threads or 1, rounds or 30, json)
         return
+    for flag, value in (("--runtime", runtime), ("--threads", threads), ("--rounds", rounds)):
+        if value is not None:
+            raise AutoNLError(f"{flag}: is for --latency, which is not given")
     if len(refs) > 1:
         raise AutoNLError(f"{len(refs)} networks are given; allowed: one, or several with --latency")
     result = profile_network(refs[0], resolution, nl)

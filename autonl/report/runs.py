@@ -170,7 +170,7 @@ def read_architecture(run: Run) -> None:
     elif isinstance(ref, str) and ref.startswith(TIMM_PREFIX):
         try:
             size = run.settings.get("data.image_size")
-            cost = profile(ref, (size, size) if isinstance(size, int) else None)
+            cost = profile(run.folder.absolute(), (size, size) if isinstance(size, int) else None)
             run.macs, run.params = cost.macs, cost.params
         except AutoNLError as error:
             run.note(str(error))

@@ -49,10 +49,11 @@ def refuse_outside(
     flag: str, text: str, value: float, smallest: float, largest: float, space: Space, unit: str
 ) -> None:
     if not smallest * (1 - 1e-9) <= value <= largest * (1 + 1e-9):  # sums of milliseconds are rounded
+        least = math.ceil(1000 * smallest / largest) / 10  # rounded up: what is told as allowed must be
         refuse(
             flag,
             text,
-            f"{amount(smallest, unit)} to {amount(largest, unit)}, {100 * smallest / largest:.1f}% to 100%: "
+            f"{amount(smallest, unit)} to {amount(largest, unit)}, {least}% to 100%: "
             f"what the networks of the space {space.name} cost",
         )
 

@@ -65,6 +65,24 @@ class Comparison:
         return short_training(spec, self.config, epochs, self.fabric, *self.trial_batches, folder)
 
 
+def shortened(config: SearchConfig, epochs: int) -> SearchConfig:
+    """The settings of a training of so many epochs, with the whole schedule in them."""
+    whole = config.schedule
+    return replace(
+        config,
+        schedule={
+            "epochs": epochs,
+            "warmup_epochs": min(whole.warmup_epochs, epochs / 4),
+            "decay_epochs": whole.decay_epochs * epochs / whole.epochs,
+        },
+        loop={
+            "evaluate_epochs": epochs,
+            "checkpoint_epochs": epochs,
+            "calibrate_batches": config.search.calibrate_batches,
+        },
+    )
+
+
 def short_training(
     spec: ArchSpec,
     config: SearchConfig,
@@ -74,16 +92,8 @@ def short_training(
     selection: EvaluationBatches,
     folder: Path,
 ) -> Result:
-    """The network trained from scratch for so many epochs, with the whole schedule in them."""
-    config = replace(
-        config,
-        schedule={"epochs": epochs, "warmup_epochs": min(config.schedule.warmup_epochs, epochs / 4)},
-        loop={
-            "evaluate_epochs": epochs,
-            "checkpoint_epochs": epochs,
-            "calibrate_batches": config.search.calibrate_batches,
-        },
-    )
+    """The network trained from scratch for so many epochs."""
+    config = shortened(config, epochs)
     torch.manual_seed(derive_seed("trial", config.seed))
     task = Classification(spec.classes, config.optim, config.schedule)
     about = describe(spec, config, spec.classes, spec.resolution, "")

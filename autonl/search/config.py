@@ -46,6 +46,7 @@ class SearchSettings:
         between("search.warmup", self.warmup[0], 0, self.warmup[1])
         between("search.warmup", self.warmup[1], 0, 1)
         between("search.learned", self.learned, 0, 1)
+        between("search.travel", self.travel, 0.01, 1000)
         between("search.memory", self.memory, 0, 0.9999)
         for value in self.temperature:
             between("search.temperature", value, 0.01, 100)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -35,7 +36,8 @@ class Row:
     width: int
     milliseconds: float  # of a block: what it adds
     operator: str = "lightnl"  # what LightNL stands for; tables had no such column when there was this one alone
-    frame: str = ""  # what is around the blocks; older tables do not tell
+    networks: str = ""  # which smallest and largest network; older tables do not tell
+    classes: int = 0  # of those two
 
 
 @dataclass(frozen=True)
@@ -62,9 +64,13 @@ def places(space: Space) -> list[Place]:
     return found
 
 
-def frame_of(space: Space) -> str:
-    """What else of a space its milliseconds depend on: what is around the blocks, and what is inside all of them."""
-    return f"stem {space.stem}, first {space.first}, head {space.head}, {space.activation}"
+def networks_of(space: Space) -> str:
+    """What tells the smallest and the largest network of a space, but for its classes: ten digits."""
+    told = [
+        (space.stem, space.head, space.activation, [block_to_string(block) for block in space.spec(choices).blocks])
+        for choices in (space.smallest, space.largest)
+    ]
+    return hashlib.sha256(repr(told).encode()).hexdigest()[:10]
 
 
 def read_rows(path: Path) -> list[Row]:
@@ -81,8 +87,9 @@ def read_rows(path: Path) -> list[Row]:
         try:
             whole = {name: int(line[name]) for name in ("threads", "in_chs", "height", "width")}
             text = {name: line[name] for name in ("space", "resolution", "runtime", "block")}
-            later = {"operator": line.get("operator") or Row.operator, "frame": line.get("frame") or Row.frame}
-            row = Row(**text, **whole, milliseconds=float(line["milliseconds"]), **later)  # type: ignore[arg-type]
+            text |= {name: line.get(name) or getattr(Row, name) for name in ("operator", "networks")}
+            whole["classes"] = int(line.get("classes") or Row.classes)
+            row = Row(**text, **whole, milliseconds=float(line["milliseconds"]))  # type: ignore[arg-type]
         except (KeyError, TypeError, ValueError):
             raise AutoNLError(f"{path}: line {number} is not {','.join(names)}; autonl measure writes it") from None
         if not math.isfinite(row.milliseconds):
@@ -100,9 +107,15 @@ def refuse_other(path: Path, rows: Sequence[Row], space: Space, runtime: str, th
                 f"{row.runtime} with {row.threads} thread(s), not {space.name} with {space.operator} at "
                 f"{space.resolution} on {runtime} with {threads}"
             )
-        if row.frame not in ("", frame_of(space)):
+        if row.networks not in ("", networks_of(space)):
             raise AutoNLError(
-                f"{path}: was measured for another space called {space.name}, with {row.frame}; not {frame_of(space)}"
+                f"{path}: was measured for another space called {space.name}: its stem, blocks, head or activation are "
+                "not the same; measure anew, into another --out"
+            )
+        if row.classes not in (0, space.classes):
+            raise AutoNLError(
+                f"{path}: was measured with a classifier for {row.classes} classes, not {space.classes}; "
+                f"measure with --classes {space.classes}, into another --out"
             )
 
 

@@ -153,6 +153,7 @@ def prepare(
         refuse_stream(config.data.path)
     source = keep_selection(source, config.data) if source else open_source(config.data, config.seed)
     space = fitted_space(space or load_space(config.search.space), config, source)
+    config = replace(config, model={})  # the space has it
     cost = TableCost(space, Path(config.search.table)) if config.search.table else None
     budget = budget_of(config.search, space, cost)
     if config.search.macs != given.macs and budget is not None:
@@ -160,6 +161,8 @@ def prepare(
     torch.manual_seed(derive_seed("init", config.seed))
     supernet = SuperNet(space, cost)
     supernet.gates.memory = config.search.memory
+    if budget is not None:
+        land(supernet.gates, supernet.cost, budget, 1)  # a budget that no network fits is refused now, not at the end
     config = replace(config, data={"image_size": None})  # the space's own, at which its MACs are counted
     view = view_of(supernet.network, config.data)
     config = replace(config, data=view_settings(view))
@@ -274,12 +277,16 @@ def fingerprint(path: str | None) -> str | None:
 
 
 def fitted_space(space: Space, config: SearchConfig, source: Source) -> Space:
-    """The space at the resolution, width and number of classes of this search."""
+    """The space at the resolution, width, number of classes and dropout of this search."""
     settings = config.search
     resolution = settings.resolution or str(config.data.image_size or space.resolution)
     resolution_from(resolution)  # refuses what is no size
+    for name in set(config.model) - {"drop_rate"}:
+        refuse(f"model.{name}", config.model[name], "drop_rate alone in a search: the space says what its networks are")
     space = space.scaled(settings.width) if settings.width != 1 else space
-    return dataclasses.replace(space, classes=len(source.classes) or space.classes, resolution=resolution)
+    dropout = config.model.get("drop_rate", space.dropout)
+    classes = len(source.classes) or space.classes
+    return dataclasses.replace(space, classes=classes, resolution=resolution, dropout=dropout)
 
 
 def trial_size(settings: SearchSettings, most: tuple[int, int]) -> tuple[int, int]:

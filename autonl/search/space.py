@@ -65,16 +65,23 @@ class Space:
             if not getattr(self, name):
                 refuse(name, (), "at least one candidate")
         for more, fewer in zip(self.strides[1:], self.strides, strict=False):
-            if more >= fewer or fewer % more:
+            if not 0 < more < fewer or fewer % more:
                 refuse("strides", self.strides, "from large to small, each a multiple of the next, such as [2, 1]")
         if any(expand < 2 for expand in self.expands):
             refuse("expands", self.expands, "expansions of 2 and more")
+        if any(not ratio > 0 for ratio in self.se):
+            refuse("se", self.se, "ratios above 0; a block without SE is always among the candidates")
         if self.operator not in SEARCHED_OPERATORS:
             refuse("operator", self.operator, ", ".join(SEARCHED_OPERATORS))
+        if not self.stages:
+            refuse("stages", (), "at least one stage")
         for stage in self.stages:
             if stage[2] < 1:
                 refuse("stages", stage, "channels, stride of the first block, at least one block")
-        self.spec(self.largest)  # the specs refuse what is wrong in the rest
+        self.spec(self.largest)  # the specs refuse what is wrong in the rest, here and in every candidate
+        for choice in self.every_choice():
+            if choice.expand:
+                self.block(0, choice)
         object.__setattr__(self, "resolution", str(resolution_to_text(resolution_from(self.resolution))))
 
     # -- the blocks that are searched --

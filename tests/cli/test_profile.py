@@ -50,6 +50,21 @@ def test_profile_at_other_sizes(autonl):
     assert round(small["macs"] / 1e6, 2) == 11.93
 
 
+@pytest.mark.parametrize("flag", ["--runtime", "--threads", "--rounds"])
+def test_what_is_for_latency_alone_is_refused_without_it(autonl, flag):
+    code, out, err = autonl("profile", "digits", flag, "torch" if flag == "--runtime" else "1")
+    assert (code, out) == (2, "")
+    assert f"{flag}: is for --latency, which is not given" in err
+
+
+def test_profile_of_a_run_folder_of_timms_network_has_its_classes(autonl, tmp_path):
+    (tmp_path / "run.yaml").write_text("ref: timm:mobilenetv2_050\nmodel: {num_classes: 10}\n")
+    ten = json.loads(autonl("profile", str(tmp_path), "--json")[1])
+    thousand = json.loads(autonl("profile", "timm:mobilenetv2_050", "--json")[1])
+    assert thousand["params"] - ten["params"] == (1280 + 1) * 990
+    assert thousand["macs"] - ten["macs"] == 1280 * 990
+
+
 def test_profile_of_timm_equals_the_closed_form(autonl):
     ours = json.loads(autonl("profile", "mobilenetv2_050", "--res", "160", "--json")[1])
     theirs = json.loads(autonl("profile", "timm:mobilenetv2_050", "--res", "160", "--json")[1])

@@ -20,7 +20,7 @@ from autonl.search.chance import random_network
 from autonl.search.config import SearchConfig
 from autonl.search.landing import land
 from autonl.search.run import prepare, search
-from autonl.search.space import load_space
+from autonl.search.space import Space, load_space
 from autonl.search.supernet import SuperNet
 from autonl.search.task import Search
 from autonl.train.config import load_config
@@ -94,18 +94,60 @@ def test_a_budget_outside_the_space_is_refused_with_the_range(text, message):
         parse_budget(text, load_space("autonl"))
 
 
+OWN = "name: mine\nfirst: k3_s1_e1_c8\n"
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
         ("name: mine\nfirst: k3_s1_e1_c16\n", "the field stages is missing; required: name, first, stages"),
         ("name: [", "not a YAML file"),
+        (OWN + "stages: []\n", "stages: .* at least one stage"),
+        (OWN + "stages: [[8, 1, 1]]\nkernels: [3, 4, 5]\n", "kernel: 4 is not allowed"),
+        (OWN + "stages: [[8, 1, 1]]\nkernels: [1, 3]\n", "kernel: 1 is not allowed"),
+        (OWN + "stages: [[8, 1, 1]]\nse: [0, 0.5]\n", "se: .* ratios above 0"),
+        (OWN + "stages: [[8, 1, 1]]\nse: [-0.5, 0.5]\n", "se: .* ratios above 0"),
+        (OWN + "stages: [[8, 1, 1]]\nratios: [0, 0.5]\n", "lightnl.ratio: 0"),
+        (OWN + "stages: [[8, 1, 1]]\nstrides: [2, 0]\n", "strides: .* each a multiple of the next"),
+        (OWN + "stages: [[8, 1, 1]]\nstrides: [2, -1]\n", "strides: .* each a multiple of the next"),
     ],
 )
-def test_a_space_file_that_lacks_something(tmp_path, content, message):
+def test_a_space_file_that_lacks_something_or_has_candidates_that_no_network_can_have(tmp_path, content, message):
     path = tmp_path / "mine.yaml"
     path.write_text(content)
     with pytest.raises(AutoNLError, match=f"^{re.escape(str(path))}: {message}"):
         load_space(str(path))
+
+
+def test_the_least_share_that_a_refusal_names_is_allowed():
+    space = Space(
+        name="mine", first="k3_s1_e1_c8", stages=((16, 2, 1), (24, 2, 1)), resolution="32", operator="lightnl"
+    )
+    with pytest.raises(AutoNLError) as refusal:
+        parse_budget("1%", space)
+    least = re.search(r"(\S+%) to 100%", str(refusal.value))[1]
+    assert parse_budget(least, space) > 0
+    with pytest.raises(AutoNLError):
+        parse_budget(f"{float(least[:-1]) - 0.1}%", space)
+
+
+def test_a_budget_that_no_network_fits_is_refused_before_the_search(tmp_path):
+    space = replace(TINY, stages=((16, 2, 1), (24, 2, 1)), kernels=(3,), expands=(2, 6), se=(), ratios=())
+    with pytest.raises(AutoNLError, match="no network of the space was found within 1% below a budget"):
+        run_search(tmp_path / "run", "search.macs=80%", space=space)
+    assert not (tmp_path / "run").exists()
+
+
+def test_networks_of_a_search_are_the_spaces(tmp_path):
+    """But for the dropout, which the paper's recipe has; arch.yaml takes it along, and nothing else tells of it."""
+    for name, value in (("in_chans", 1), ("nonsense", 3)):
+        with pytest.raises(AutoNLError, match=f"model.{name}: {value} is not allowed; allowed: drop_rate alone"):
+            run_search(tmp_path / "run", f"model.{name}={value}")
+    assert not (tmp_path / "run").exists()
+    config = load_config("demo", ["model.drop_rate=0.3"], SearchConfig)
+    searching = prepare(config, tmp_path / "run", TINY, few_digits(400), False, ON_CPU, Progress, "")
+    assert searching.space.spec(searching.space.largest).dropout == 0.3
+    assert searching.config.model == {}
 
 
 def test_budgets_as_people_write_them():

@@ -11,7 +11,7 @@ import torch
 
 from autonl import AutoNLError
 from autonl.search.budget import parse_budget
-from autonl.search.compare import Candidate, Comparison
+from autonl.search.compare import Candidate, Comparison, shortened
 from autonl.search.config import SearchConfig
 from autonl.search.gates import from_choices, to_choices
 from autonl.search.landing import land
@@ -254,3 +254,12 @@ def test_trials_may_see_fewer_pixels_of_the_same_images(tmp_path):
         with pytest.raises(AutoNLError, match=rf"search\.trial_resolution: '{text}' is not allowed; .*{allowed}"):
             prepare(config, tmp_path / text, TINY, few_digits(160), False, ON_CPU, Progress, "")
         assert not (tmp_path / text / "run.yaml").exists()
+
+
+def test_a_trial_has_the_whole_schedule_in_it():
+    """By the paper's steps the rate falls as far in 7 epochs as in 350."""
+    config = load_config("imagenet_mnas", [], SearchConfig)
+    short = shortened(config, 7)
+    whole, few = config.schedule, short.schedule
+    assert few.epochs / few.decay_epochs == pytest.approx(whole.epochs / whole.decay_epochs)
+    assert few.warmup_epochs == 7 / 4
