@@ -121,7 +121,7 @@ def read_arch(path: str | os.PathLike[str]) -> ArchSpec:
             data = file.read(MAX_FILE_BYTES + 1)
         if len(data) > MAX_FILE_BYTES:
             raise AutoNLError(f"too large for an architecture; allowed: up to {MAX_FILE_BYTES} bytes")
-        return spec_from_dict(yaml.load(data.decode(), Loader=_StrictLoader))
+        return spec_from_dict(yaml.load(data.decode(), Loader=StrictLoader))
     except AutoNLError as error:
         raise AutoNLError(f"{path}: {error}") from None
     except OSError as error:
@@ -131,7 +131,7 @@ def read_arch(path: str | os.PathLike[str]) -> ArchSpec:
 
 
 def write_arch(spec: ArchSpec, path: str | os.PathLike[str]) -> None:
-    Path(path).write_text(yaml.safe_dump(spec_to_dict(spec), sort_keys=False, allow_unicode=True), encoding="utf-8")
+    Path(path).write_text(to_yaml(spec_to_dict(spec)), encoding="utf-8")
 
 
 def resolution_from(value: object, name: str = "resolution") -> tuple[int, int]:
@@ -165,7 +165,12 @@ def _value(text: str) -> Any:
     return int(text) if text.isdigit() else float(text)
 
 
-class _StrictLoader(yaml.SafeLoader):
+def to_yaml(content: Any) -> str:
+    """Text from which StrictLoader reads the content again."""
+    return yaml.dump(content, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+
+
+class StrictLoader(yaml.SafeLoader):
     """SafeLoader that refuses a key given twice instead of keeping the last one."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
@@ -180,4 +185,10 @@ class _StrictLoader(yaml.SafeLoader):
 
 # YAML 1.1 reads 1e-3 as text for want of a point; people mean the number
 _EXPONENT = re.compile(r"[-+]?\d+e[-+]?\d+", re.ASCII)
-_StrictLoader.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, list("-+0123456789"))
+StrictLoader.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, list("-+0123456789"))
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes what StrictLoader would not read as text: a folder called 1e5."""
+
+    yaml_implicit_resolvers = StrictLoader.yaml_implicit_resolvers

@@ -43,6 +43,8 @@ class DataConfig:
         between("data.crop_pct", self.crop_pct, 0.01, 1)
         if self.interpolation not in (None, *INTERPOLATIONS):
             refuse("data.interpolation", self.interpolation, ", ".join(INTERPOLATIONS))
+        if not all(0 < deviation < math.inf for deviation in self.std or ()):
+            refuse("data.std", list(self.std or ()), "three numbers above 0")
 
 
 @dataclass(frozen=True)

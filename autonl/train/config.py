@@ -12,6 +12,7 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import yaml
 
+from autonl.arch.codec import StrictLoader
 from autonl.data.config import AugmentConfig, DataConfig, at_least, between
 from autonl.errors import AutoNLError, refuse, refuse_name
 
@@ -54,6 +55,8 @@ class ScheduleConfig:
             allowed = f"a number from 0 to {self.epochs}, which is schedule.epochs"
             refuse("schedule.warmup_epochs", self.warmup_epochs, allowed)
         at_least("schedule.decay_epochs", self.decay_epochs, 1e-6)
+        for name in ("warmup_lr", "min_lr", "decay_rate"):
+            at_least(f"schedule.{name}", getattr(self, name), 0)
 
 
 @dataclass(frozen=True)
@@ -143,10 +146,12 @@ def read_recipe(recipe: str, kind: type) -> dict[str, Any]:
 
 def read_yaml(path: Any) -> dict[str, Any]:
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = yaml.load(path.read_text(encoding="utf-8"), Loader=StrictLoader)
+    except AutoNLError as error:
+        raise AutoNLError(f"{path}: {error}") from None
     except OSError as error:
         raise AutoNLError(f"{path}: cannot be read: {error.strerror}") from None
-    except (yaml.YAMLError, ValueError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise AutoNLError(f"{path}: not a YAML file: {' '.join(str(error).split())[:200]}") from None
     if not isinstance(content, dict):
         refuse(str(path), content, "a YAML mapping of settings")
@@ -163,8 +168,8 @@ def apply_setting(content: dict[str, Any], setting: str, kind: type) -> None:
     if not any(f"{name}.".startswith(f"{setting}.") for setting in known):
         refuse_name("setting", name, known)
     try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError:
+        value = yaml.load(text, Loader=StrictLoader)
+    except (yaml.YAMLError, ValueError, RecursionError):  # ValueError: a day that no month has
         refuse("--set", setting, "section.name=value with a value in YAML")
     place = content
     for section in sections:

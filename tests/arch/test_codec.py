@@ -1,5 +1,6 @@
 """arch.yaml and block strings: a round trip is exact, anything else is the one error."""
 
+from dataclasses import replace
 from importlib import resources
 
 import pytest
@@ -69,6 +70,12 @@ def test_yaml_round_trip(spec):
 def test_numbers_as_people_write_them(tmp_path):
     (tmp_path / "arch.yaml").write_text(MINIMAL + "bn_eps: 1e-3\n")
     assert read_arch(tmp_path / "arch.yaml").bn_eps == 0.001
+
+
+@pytest.mark.parametrize("name", ["1e5", "1.5", "2020-01-01", "no", "null"])
+def test_a_name_that_could_be_something_else(name, tmp_path):
+    write_arch(replace(zoo_arch("digits"), name=name), tmp_path / "arch.yaml")
+    assert read_arch(tmp_path / "arch.yaml").name == name
 
 
 @pytest.mark.parametrize("name", ZOO)

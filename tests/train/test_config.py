@@ -49,6 +49,7 @@ def test_the_papers_recipe():
         ("data.path=2024", lambda c: c.data.path == "2024"),
         ("model.pad_type=same", lambda c: c.model == {"pad_type": "same"}),
         ("optim.arguments.eps=0.001", lambda c: c.optim.arguments["eps"] == 0.001),
+        ("optim.arguments.eps=1e-3", lambda c: c.optim.arguments["eps"] == 0.001),
         ("loop.compile=true", lambda c: c.loop.compile is True),
         ("loop.precision=32", lambda c: c.loop.precision == "32"),
     ],
@@ -81,6 +82,14 @@ def test_a_setting_on_top(setting, read):
         ("model=same", "model: 'same' is not allowed; allowed: a mapping"),
         ("optim.lr", "--set: 'optim.lr' is not allowed; allowed: section.name=value"),
         ("optim.lr=[", "--set"),
+        ("optim.arguments={eps: 1, eps: 2}", "--set: 'optim.arguments={eps: 1, eps: 2}' is not allowed"),
+        ("data.path=2020-13-45", "--set: 'data.path=2020-13-45' is not allowed"),
+        ("data.path=" + "[" * 5000, "--set"),
+        ("data.std=[0.5, 0, 0.5]", "data.std: [0.5, 0.0, 0.5] is not allowed; allowed: three numbers above 0"),
+        ("data.std=[0.5, .nan, 0.5]", "data.std"),
+        ("schedule.warmup_lr=-1", "schedule.warmup_lr: -1.0 is not allowed; allowed: a number from 0"),
+        ("schedule.min_lr=.nan", "schedule.min_lr"),
+        ("schedule.decay_rate=-0.1", "schedule.decay_rate"),
     ],
 )
 def test_a_setting_that_is_refused(setting, message):
@@ -95,6 +104,8 @@ def test_a_setting_that_is_refused(setting, message):
         ("optim: 3", "optim: 3 is not allowed; allowed: a mapping"),
         ("[1, 2]", "allowed: a YAML mapping"),
         ("a: [", "not a YAML file"),
+        ("a: " + "[" * 5000, "not a YAML file"),
+        ("optim: {lr: 1}\nseed: 1\noptim: {lr: 2}", "the field 'optim' is given twice; allowed: once"),
     ],
 )
 def test_a_recipe_file_that_is_refused(tmp_path, text, message):
