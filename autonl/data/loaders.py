@@ -9,6 +9,7 @@ import os
 import signal
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -16,6 +17,7 @@ import torch.nn.functional as F
 from PIL import Image
 from timm.data import create_transform, resolve_data_config
 from timm.data.loader import PrefetchLoader
+from timm.data.transforms_factory import transforms_imagenet_train
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from torchvision import transforms
@@ -143,8 +145,16 @@ class StreamTraining:
 
     def epoch(self, epoch: int, first_batch: int = 0) -> Iterator[Batch]:
         self.dataset.set_epoch(epoch)
-        again = itertools.chain.from_iterable(itertools.repeat(self.batches))
-        return itertools.islice(again, len(self))
+        return itertools.islice(self.again_and_again(), len(self))
+
+    def again_and_again(self) -> Iterator[Batch]:
+        while True:
+            batch = None
+            for batch in self.batches:
+                yield batch
+            if batch is None:
+                raise AutoNLError("the stream came to its end without a batch; allowed: data.batch_size images a "
+                                  "worker, by a lower data.batch_size or fewer data.workers")  # fmt: skip
 
 
 def view_of(module: Any, config: DataConfig) -> View:
@@ -232,8 +242,9 @@ class Loaders:
     def stored(self, images: Images) -> StoredImages:
         """Decode every image once, the centre square at data.stored_size; those that cannot be read are left out."""
         side = self.config.stored_size or self.view.whole_side  # an evaluation sees what it would of the files
-        shrink = transforms.Resize(side, InterpolationMode.BICUBIC)
-        transform = transforms.Compose([shrink, transforms.CenterCrop(side), transforms.PILToTensor()])
+        shrink = transforms.Resize(side, InterpolationMode(self.view.interpolation))
+        square = partial(centre_square, side=side, size=self.view.size)
+        transform = transforms.Compose([shrink, square, transforms.PILToTensor()])
         decoded = DecodedImages(images, transform, self.seed, False, self.config.max_corrupt)
         loader = self.map_loader(decoded, EvaluationOrder(len(images), 256, Share()), persistent=False)
         batches = list(CheckedBatches(loader, self.classes, self.corrupt))
@@ -243,13 +254,13 @@ class Loaders:
     def training_transform(self) -> Any:
         augment, view = self.augment, self.view
         try:
-            return create_transform(
+            return transforms_imagenet_train(
                 view.size,
-                is_training=True,
                 scale=augment.scale,
                 ratio=augment.ratio,
                 hflip=augment.flip,
                 color_jitter=augment.colour if any(augment.colour) else None,
+                force_color_jitter=True,  # timm would leave it out beside auto_augment
                 auto_augment=augment.auto_augment,
                 interpolation=view.interpolation,
                 mean=view.mean,
@@ -284,6 +295,14 @@ class Loaders:
     def on_device(self, loader: DataLoader[Any], training: bool = False) -> PrefetchLoader:
         checked = CheckedBatches(loader, self.classes, self.corrupt, training)
         return PrefetchLoader(checked, self.view.mean, self.view.std, device=self.device, img_dtype=torch.float32)
+
+
+def centre_square(image: Image.Image, side: int, size: tuple[int, int]) -> Image.Image:
+    """The square in which the centre of `size` lies where torchvision's crop of the image has it, rounded once."""
+    left, top = (
+        round((whole - own) / 2) - round((side - own) / 2) for whole, own in zip(image.size, size[::-1], strict=True)
+    )
+    return image.crop((left, top, left + side, top + side))
 
 
 def cpus() -> int:

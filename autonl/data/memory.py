@@ -105,9 +105,9 @@ class MemoryEvaluation:
             images = self.stored.images[positions].float()
             whole = images.new_full((len(images),), self.view.whole_side)
             height, width = (side / whole for side in self.view.size)
-            images = cropped(
-                images, height, width, (1 - height) / 2, (1 - width) / 2, torch.ones_like(whole), self.view
-            )
+            # at whole pixels, as torchvision's centre crop: half a pixel beside them, every pixel is a blend
+            top, left = (round((self.view.whole_side - side) / 2) / whole for side in self.view.size)
+            images = cropped(images, height, width, top, left, torch.ones_like(whole), self.view)
             yield self.normalised(images), self.stored.labels[positions]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from autonl.data.config import DataConfig
 from autonl.data.order import split_by_class
-from autonl.data.sources import SPLIT_NAMES, find_split, read_classes, to_rgb
+from autonl.data.sources import SPLIT_NAMES, checked_classes, find_split, read_classes, to_rgb
 from autonl.errors import AutoNLError
 
 VOID = 255  # the value of a mask's pixel that is neither learned nor counted
@@ -101,7 +100,7 @@ def open_pairs(config: DataConfig) -> MaskedSource:
     if not root.is_dir():
         raise AutoNLError(f"{root}: no such folder")
     if (root / VOC_FOLDER).is_dir():
-        classes = checked_classes(read_classes(config) or VOC_CLASSES, config.classes or "VOC")
+        classes = checked_classes(read_classes(config) or VOC_CLASSES, config.classes or "VOC", VOID)
         return MaskedSource(classes, voc_pairs(root, "train", len(classes)), voc_pairs(root, "val", len(classes)))
     if (root / "JPEGImages").is_dir() or (root / VOC_FOLDER.name).is_dir():
         raise AutoNLError(f"{root}: lies inside VOC; give the folder that holds {VOC_FOLDER}")
@@ -119,27 +118,14 @@ def open_pairs(config: DataConfig) -> MaskedSource:
 
 def listed_classes(root: Path, config: DataConfig) -> tuple[str, ...]:
     if config.classes:
-        return checked_classes(read_classes(config), config.classes)
+        return checked_classes(read_classes(config), config.classes, VOID)
     path = root / CLASS_LIST
     if not path.is_file():
         raise AutoNLError(
             f"{root}: holds neither {VOC_FOLDER} nor {CLASS_LIST}, the class list of a folder of images and masks "
             "(a class a line, the first is 0); --set data.classes=FILE names another one"
         )
-    return checked_classes(path.read_text(encoding="utf-8", errors="replace").splitlines(), str(path))
-
-
-def checked_classes(names: Sequence[str], origin: str) -> tuple[str, ...]:
-    classes = tuple(name.strip() for name in names)
-    for line, name in enumerate(classes):
-        if not name:
-            raise AutoNLError(f"{origin}: line {line + 1} of the class list is empty; allowed: a class a line")
-        if name in classes[:line]:
-            raise AutoNLError(f"{origin}: the class list has {name!r} twice, in lines {classes.index(name) + 1} and "
-                              f"{line + 1}; allowed: once")  # fmt: skip
-    if not 2 <= len(classes) <= VOID:
-        raise AutoNLError(f"{origin}: the class list has {len(classes)} classes; allowed: 2 to {VOID}")
-    return classes
+    return checked_classes(path.read_text(encoding="utf-8", errors="replace").splitlines(), str(path), VOID)
 
 
 def voc_pairs(root: Path, image_set: str, classes: int) -> Pairs:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from autonl.data.config import DataConfig
 from autonl.data.digits import digits
 from autonl.data.memory import StoredImages
 from autonl.data.order import split_by_class
-from autonl.errors import AutoNLError
+from autonl.errors import AutoNLError, shown
 
 add_img_extensions((".webp", ".bmp", ".gif", ".tif", ".tiff"))  # timm's readers know .png, .jpg and .jpeg
 
@@ -83,18 +84,23 @@ def open_source(config: DataConfig, seed: int = 0, classes: Sequence[str] = ()) 
     """The images at `config.path`: training, validation and, where asked for, selection.
 
     A folder of class folders, or a .tar of one, is split; a root that holds train and val (folders or .tar
-    files) has its split. `classes` fixes the labels; a class that is not among them is refused.
+    files) has its split. `classes` fixes the labels; a class that is not among them is refused, and a set that
+    numbers its classes by itself must have the same.
     """
-    path, classes = config.path, classes or read_classes(config)
+    path, classes = config.path, classes or label_names(config)
     if path is None:
         raise AutoNLError(f"no images: give --data DIR, or --data {EMBEDDED} for the embedded set")
     if path == EMBEDDED:
         train, validation = digits()
-        return keep_selection(Source(tuple(map(str, range(10))), train, validation), config)
+        names = tuple(map(str, range(10)))
+        refuse_other_classes(path, names, classes)
+        return keep_selection(Source(names, train, validation), config)
     if path.startswith(STREAM_PREFIXES):
         return open_streams(path, config, seed)
     if path.startswith("hfds/"):
-        return keep_selection(open_hugging_face(path, config), config)
+        source = open_hugging_face(path, config)
+        refuse_other_classes(path, source.classes, classes)
+        return keep_selection(source, config)
     parts = {part: find_split(path, names) for part, names in SPLIT_NAMES.items()}
     if parts["train"] and parts["validation"]:
         names, train_images = open_folder(parts["train"], classes)
@@ -120,6 +126,13 @@ def refuse_one_class(path: str, names: Sequence[str]) -> None:
         raise AutoNLError(f"{path}: holds one class, {', '.join(names)}; allowed: two and more, a folder each")
 
 
+def refuse_other_classes(path: str, own: Sequence[str], given: Sequence[str]) -> None:
+    for number, (name, known) in enumerate(zip_longest(own, given) if own and given else ()):
+        if name != known:
+            raise AutoNLError(f"{path}: brings its own classes: {number} is {shown(name)}, and {shown(known)} for the "
+                              "network or in data.classes; allowed: the same in the same order")  # fmt: skip
+
+
 def has_parts(path: str) -> bool:
     """Not a folder or a .tar file: a set that tells training images from the others by itself."""
     return path == EMBEDDED or path.startswith(("hfds/", *STREAM_PREFIXES))
@@ -127,7 +140,7 @@ def has_parts(path: str) -> bool:
 
 def open_evaluation(config: DataConfig, classes: Sequence[str] = ()) -> Source:
     """The images to evaluate on: the validation part where the path has one, else all of them."""
-    path, classes = config.path, classes or read_classes(config)
+    path, classes = config.path, classes or label_names(config)
     if path is None or has_parts(path):
         return open_source(config, classes=classes)
     validation = find_split(path, SPLIT_NAMES["validation"])
@@ -144,6 +157,27 @@ def read_classes(config: DataConfig) -> Sequence[str]:
         return Path(config.classes).read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError) as error:
         raise AutoNLError(f"data.classes: {config.classes} cannot be read: {error}") from None
+
+
+def label_names(config: DataConfig) -> Sequence[str]:
+    """Those of data.classes, if any, which number the labels. Names that are only shown may be there twice."""
+    return checked_classes(read_classes(config), config.classes) if config.classes else ()
+
+
+def checked_classes(names: Sequence[str], origin: str, most: int | None = None) -> tuple[str, ...]:
+    """The names of a class list, one a line; a line is the number of a class."""
+    classes = tuple(name.strip() for name in names)
+    for line, name in enumerate(classes):
+        if not name:
+            raise AutoNLError(f"{origin}: line {line + 1} of the class list is empty; allowed: a class a line")
+        if name in classes[:line]:
+            raise AutoNLError(f"{origin}: the class list has {name!r} twice, in lines {classes.index(name) + 1} and "
+                              f"{line + 1}; allowed: once")  # fmt: skip
+    if len(classes) < 2 or (most and len(classes) > most):
+        raise AutoNLError(
+            f"{origin}: the class list has {len(classes)} classes; allowed: 2 {f'to {most}' if most else 'and more'}"
+        )
+    return classes
 
 
 def find_split(root: str, names: Sequence[str]) -> str | None:
@@ -163,6 +197,7 @@ def open_folder(root: str, classes: Sequence[str] = ()) -> tuple[tuple[str, ...]
         refuse_empty_classes(root, reader)
         found, labels = reader.class_to_idx, np.array([label for _, label in reader.samples])
     else:
+        refuse_other_archives(root, reader)
         found, labels = reader.class_name_to_idx, np.array(reader.targets)
     names = tuple(classes or found)
     strangers = [name for name in found if name not in set(names)]
@@ -177,7 +212,7 @@ def image_reader(root: str) -> Any:
     """timm's, for a folder or a .tar file."""
     try:
         return create_reader("", root=root)
-    except RuntimeError:  # timm's for no image at all
+    except (RuntimeError, ValueError):  # timm's for no image at all, in a folder and in a .tar file
         raise AutoNLError(
             f"{root}: holds no images; a class is a folder of images, {', '.join(get_img_extensions())}"
         ) from None
@@ -204,10 +239,7 @@ def open_pictures(root: str) -> Images:
 def refuse_empty_classes(root: str, reader: Any) -> None:
     folders = {entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith(".")}
     filled = {os.path.relpath(path, root).split(os.sep)[0] for path, _ in reader.samples}
-    nested = sorted({os.path.dirname(os.path.relpath(path, root)) for path, _ in reader.samples})
-    nested = [folder for folder in nested if os.sep in folder]
-    if nested:
-        raise AutoNLError(f"{root}: {nested[0]!r} is a folder inside a class; allowed: class folders of images")
+    refuse_nested(root, {os.path.dirname(os.path.relpath(path, root)) for path, _ in reader.samples})
     empty = sorted(folders - filled)
     closed = [name for name in empty if not os.access(os.path.join(root, name), os.R_OK | os.X_OK)]
     if closed:
@@ -215,7 +247,35 @@ def refuse_empty_classes(root: str, reader: Any) -> None:
     if empty:
         more = f" (and {len(empty) - 1} more)" if len(empty) > 1 else ""
         raise AutoNLError(f"{root}: the class folder {empty[0]!r}{more} holds no images")
-    loose = sorted(filled - folders)
+    refuse_loose(root, filled - folders)
+
+
+def refuse_other_archives(root: str, reader: Any) -> None:
+    """A .tar file is of class folders, at its top or in one folder: timm's reader takes the last folder of any path."""
+    paths = [
+        # a .tar file inside stands for a folder
+        os.path.normpath(os.path.join(Path(outer.name).stem if outer else "", inner.path.lstrip("/")))
+        for inner, _, outer in reader.samples
+    ]
+    folders = {os.path.dirname(path) for path in paths}
+    top = os.path.commonpath(folders if len(folders) > 1 else map(os.path.dirname, folders)) or os.curdir
+    paths = [os.path.relpath(path, top) for path in paths]
+    first = {path.split(os.sep)[0] for path in paths}
+    if all(first.intersection(names) for names in SPLIT_NAMES.values()):
+        raise AutoNLError(f"{root}: holds train and val; allowed: class folders; unpack it, or make a folder with "
+                          "train.tar and val.tar")  # fmt: skip
+    refuse_nested(root, map(os.path.dirname, paths))
+    refuse_loose(root, (path for path in paths if os.sep not in path))
+
+
+def refuse_nested(root: str, folders: Iterable[str]) -> None:
+    nested = sorted(folder for folder in folders if os.sep in folder)
+    if nested:
+        raise AutoNLError(f"{root}: {nested[0]!r} is a folder inside a class; allowed: class folders of images")
+
+
+def refuse_loose(root: str, images: Iterable[str]) -> None:
+    loose = sorted(images)
     if loose:
         raise AutoNLError(f"{root}: the image {loose[0]!r} lies in no class folder")
 
@@ -259,4 +319,9 @@ def keep_selection(source: Source, config: DataConfig) -> Source:
         return source
     train: Any = source.train
     kept, chosen = split_by_class(np.asarray(train.labels), config.selection)
+    if not len(chosen):
+        raise AutoNLError(
+            f"{config.path or 'the images'}: every class has one training image, none to choose by for data.selection "
+            f"{config.selection}; allowed: two and more, beside those held out for validation"
+        )
     return replace(source, train=train.subset(kept), selection=train.subset(chosen))

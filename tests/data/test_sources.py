@@ -2,11 +2,13 @@
 
 import tarfile
 from itertools import chain
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torchvision.transforms import ColorJitter
 
 from autonl.data import sources
 from autonl.data.config import AugmentConfig, DataConfig
@@ -86,6 +88,103 @@ def test_an_archive_is_read_as_its_folder(tmp_path):
     expected = values(loaders().evaluation(from_folder.validation))
     assert values(loaders(workers=2).evaluation(from_tar.validation)) == expected
     assert expected == [(value, value // 4) for value in range(8)]
+
+
+def write_archive(path, names):
+    """An image a name; a name that ends in .tar is an archive with the one image 0.png."""
+    with tarfile.open(path, "w") as archive:
+        for value, name in enumerate(names):
+            place = path.parent / f"{value}{Path(name).suffix}"
+            if place.suffix == ".tar":
+                write_archive(place, ["0.png"])
+            elif place.suffix == ".png":
+                Image.new("RGB", (8, 8), (value, value, value)).save(place)
+            else:
+                place.write_text("no image")
+            archive.add(place, arcname=name)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["a/0.png", "b/0.png"],
+        ["./a/0.png", "./b/0.png"],
+        ["set/a/0.png", "set/b/0.png", "readme.txt"],
+        ["a.tar", "b.tar"],
+    ],
+)
+def test_class_folders_in_an_archive(tmp_path, names):
+    write_archive(tmp_path / "set.tar", names)
+    source = open_evaluation(DataConfig(path=str(tmp_path / "set.tar")))
+    assert (source.classes, source.validation.labels.tolist()) == (("a", "b"), [0, 1])
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["train/a/0.png", "train/b/0.png", "val/a/0.png"], "set.tar: holds train and val; allowed: class folders"),
+        (["set/train/a/0.png", "set/val/a/0.png"], "set.tar: holds train and val"),
+        (["a/left/0.png", "a/right/0.png", "b/0.png"], "'a/left' is a folder inside a class"),
+        (["a/0.png", "b/0.png", "0.png"], "the image '0.png' lies in no class folder"),
+        (["a/0.png", "a/x/0.png"], "the image '0.png' lies in no class folder"),
+        (["0.png", "1.png"], "the image '0.png' lies in no class folder"),
+        (["readme.txt"], "set.tar: holds no images"),
+    ],
+)
+def test_an_archive_that_is_refused(tmp_path, names, message):
+    """timm's reader would make a class of the last folder of any path."""
+    write_archive(tmp_path / "set.tar", names)
+    with pytest.raises(AutoNLError, match=message):
+        open_evaluation(DataConfig(path=str(tmp_path / "set.tar")))
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ("a\n\nb\n", "names.txt: line 2 of the class list is empty"),
+        ("a\nb\na\n", "names.txt: the class list has 'a' twice, in lines 1 and 3; allowed: once"),
+        ("a\n", "names.txt: the class list has 1 classes; allowed: 2 and more"),
+        ("a\nc\n", "the class 'b' is not one of the 2 known ones"),
+    ],
+)
+@pytest.mark.parametrize("opened", [open_source, open_evaluation])
+def test_a_class_list_that_is_refused(tmp_path, opened, names, message):
+    write_images(tmp_path / "set", {"a": 2, "b": 2})
+    (tmp_path / "names.txt").write_text(names)
+    with pytest.raises(AutoNLError, match=message):
+        opened(DataConfig(path=str(tmp_path / "set"), classes=str(tmp_path / "names.txt")))
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ("1023456789", "digits: brings its own classes: 0 is '0', and '1' for the network or in data.classes"),
+        ("012345678", "digits: brings its own classes: 9 is '9', and None for the network"),
+        ("0123456789x", "digits: brings its own classes: 10 is None, and 'x' for the network"),
+    ],
+)
+@pytest.mark.parametrize("opened", [open_source, open_evaluation])
+def test_a_set_with_classes_of_its_own_has_those_of_the_network(opened, names, message):
+    with pytest.raises(AutoNLError, match=message):
+        opened(DataConfig(path="digits"), classes=tuple(names))
+    assert opened(DataConfig(path="digits"), classes=tuple("0123456789")).classes == tuple("0123456789")
+
+
+def test_a_hugging_face_set_has_the_classes_of_the_network(monkeypatch):
+    class Reader:
+        label_key, dataset, class_to_idx = "label", {"label": [0, 1, 1]}, {"cat": 0, "dog": 1}
+
+    monkeypatch.setattr(sources, "create_reader", lambda path, split: Reader())
+    assert open_source(DataConfig(path="hfds/pets"), classes=("cat", "dog")).train.labels.tolist() == [0, 1, 1]
+    with pytest.raises(AutoNLError, match=r"hfds/pets: brings its own classes: 0 is 'cat', and 'dog' for the network"):
+        open_source(DataConfig(path="hfds/pets"), classes=("dog", "cat"))
+
+
+def test_a_selection_that_no_class_can_give(tmp_path):
+    write_images(tmp_path / "train", {"a": 1, "b": 1})
+    write_images(tmp_path / "val", {"a": 1, "b": 1})
+    with pytest.raises(AutoNLError, match=r"one training image, none to choose by for data.selection 0.1"):
+        open_source(DataConfig(path=str(tmp_path), selection=0.1))
 
 
 @pytest.mark.parametrize("in_memory", [False, True])
@@ -181,14 +280,14 @@ class Pairs(torch.utils.data.IterableDataset):
 
     transform, epoch = None, None
 
-    def __init__(self, labels):
-        self.labels = labels
+    def __init__(self, labels, promised=None):
+        self.labels, self.promised = labels, promised or len(labels)
 
     def __iter__(self):
         return ((self.transform(Image.new("RGB", (8, 8))), label) for label in self.labels)
 
     def __len__(self):
-        return len(self.labels)
+        return self.promised
 
     def set_epoch(self, epoch):
         self.epoch = epoch
@@ -211,6 +310,18 @@ def test_a_stream(monkeypatch):
     assert [labels.tolist() for _, labels in batches.epoch(4)] == [[0, 1, 2, 0]]
     assert (source.train.dataset.epoch, batches.resumes_inside) == (4, False)
     assert [labels.tolist() for _, labels in loaders().evaluation(source.validation)] == [[0, 1, 2], [0, 1]]
+
+
+def test_a_stream_that_ends_early_begins_again():
+    batches = loaders().training(sources.Stream(Pairs([0, 1, 2, 0, 1], promised=8)))
+    assert [labels.tolist() for _, labels in batches.epoch(0)] == [[0, 1, 2, 0]] * 2
+
+
+def test_a_stream_without_a_batch_is_refused():
+    """It would begin again for ever."""
+    batches = loaders().training(sources.Stream(Pairs([0, 1, 2], promised=8)))
+    with pytest.raises(AutoNLError, match=r"the stream came to its end without a batch; allowed: data.batch_size"):
+        next(batches.epoch(0))
 
 
 @pytest.mark.parametrize(("label", "message"), [(3, "the label 3; the network has classes 0 to 2"), (-2, "label -2")])
@@ -262,17 +373,18 @@ def test_stripes_do_not_survive_a_reduction():
     assert ((images.float() - 127.5).abs()[..., 1:-1] < 20).all()
 
 
-@pytest.mark.parametrize("crop_pct", [0.875, 1.0])
-def test_images_in_memory_are_evaluated_as_their_files_are(tmp_path, crop_pct):
+@pytest.mark.parametrize("interpolation", ["bicubic", "bilinear", "nearest"])
+@pytest.mark.parametrize(("size", "crop_pct"), [(32, 0.875), (32, 1.0), (64, 0.875)])  # 4, 0 and 9 pixels are cut
+def test_images_in_memory_are_evaluated_as_their_files_are(tmp_path, size, crop_pct, interpolation):
     """And as the script beside an export sees them: the centre of the image, not a smaller one enlarged."""
     rng = np.random.default_rng(0)
-    for number, size in enumerate(((60, 80), (80, 61), (47, 36), (90, 90))):
+    for number, sides in enumerate(((60, 80), (80, 61), (47, 36), (90, 90))):
         folder = tmp_path / "set" / f"class{number % 2}"
         folder.mkdir(parents=True, exist_ok=True)
         small = Image.fromarray(rng.integers(0, 256, (9, 9, 3), dtype=np.uint8))
-        small.resize(size, Image.Resampling.BICUBIC).save(folder / f"{number}.png")
+        small.resize(sides, Image.Resampling.BICUBIC).save(folder / f"{number}.png")
     images = open_evaluation(DataConfig(path=str(tmp_path / "set"))).validation
-    view = View((32, 32), (0.5, 0.5, 0.5), (0.5, 0.5, 0.5), "bicubic", crop_pct)
+    view = View((size, size), (0.5, 0.5, 0.5), (0.5, 0.5, 0.5), interpolation, crop_pct)
     seen = []
     for in_memory in (False, True):
         config = DataConfig(batch_size=2, evaluation_batch_size=4, workers=0, in_memory=in_memory)
@@ -280,3 +392,10 @@ def test_images_in_memory_are_evaluated_as_their_files_are(tmp_path, crop_pct):
         seen.append(batch[0])
     assert seen[0].std() > 0.1
     assert torch.allclose(*seen, atol=1e-4)
+
+
+def test_colour_beside_auto_augment():
+    """timm's own way leaves it out, and a setting that does nothing is a lie."""
+    augment = AugmentConfig(colour=(0.4, 0.4, 0.4), auto_augment="rand-m9-mstd0.5")
+    steps = Loaders(DataConfig(), augment, VIEW, 3, CPU).training_transform().transforms
+    assert [step.brightness for step in steps if isinstance(step, ColorJitter)] == [(0.6, 1.4)]
