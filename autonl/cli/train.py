@@ -36,8 +36,8 @@ def train(
     data: str | None = typer.Option(
         None,
         metavar="DIR",
-        help="A folder of class folders, a root with train/ and val/, a .tar of either kind, wds/FOLDER, hfds/NAME, "
-        "or digits, the embedded set.",
+        help="A folder of class folders, a .tar of one, a root with a train and a val of either kind, wds/FOLDER, "
+        "hfds/NAME, or digits, the embedded set.",
     ),
     recipe: str | None = typer.Option(None, help=RECIPE_HELP),
     set_: list[str] = typer.Option([], "--set", metavar="SECTION.NAME=VALUE", help="Change a setting of the recipe."),
@@ -57,15 +57,17 @@ def train(
     """
     from autonl.models import with_operator
     from autonl.train.config import Config, load_config, replace
-    from autonl.train.run import Where, train_classifier
+    from autonl.train.folder import run_colours
+    from autonl.train.run import INHERITED, Where, train_classifier
     from autonl.weights import run_weights
 
     config: Config = load_config(recipe, set_)
     config = replace(config, data={"path": data} if data else {}, seed=config.seed if seed is None else seed)
     name = Path(ref.replace(":", "-")).stem + (f"-{nl}" if nl else "")
     folder = Path(out or f"runs/{name}-{Path(recipe or 'train').stem}")
-    if nl and inherit:
-        weights = weights or str(run_weights(ref))
+    if nl and inherit and not weights:  # with an operator put in, the network is that of no run folder
+        config = replace(config, data=run_colours(ref, config, INHERITED))
+        weights = str(run_weights(ref))
     result = train_classifier(
         with_operator(ref, nl) if nl else ref,
         config,
@@ -91,9 +93,14 @@ def resume_command() -> str:
 
 def report_stop(folder: Path, result: Result) -> None:
     name = signal.Signals(result.stopped_by or 0).name
+    if result.saved is None:  # a stream has to begin its epoch again
+        saved = "; nothing is saved before the first epoch ends; begin again with"
+    elif result.saved < result.step:
+        saved = f"; the last checkpoint in {folder} is of step {result.saved}, where an epoch began; go on with"
+    else:
+        saved = f", saved in {folder}; go on with"
     if result.first_process:
-        text = f"stopped by {name} behind step {result.step}, saved in {folder}; go on with: {resume_command()}"
-        print(text, file=sys.stderr)
+        print(f"stopped by {name} behind step {result.step}{saved}: {resume_command()}", file=sys.stderr)
     raise typer.Exit(128 + (result.stopped_by or 0))
 
 

@@ -7,7 +7,6 @@ import math
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -22,13 +21,13 @@ from autonl.segment.config import SegmentConfig
 from autonl.segment.network import Segmenter, create_backbone, name_of, take_over
 from autonl.segment.pictures import draw_overlays
 from autonl.segment.task import Segmentation
-from autonl.train.config import read_yaml, replace
+from autonl.train.config import replace
 from autonl.train.folder import (
-    CONFIG_FILE,
     IOU_FILE,
     OVERLAYS_FILE,
     describe,
     describe_data,
+    run_colours,
     view_settings,
     write_description,
 )
@@ -98,14 +97,3 @@ def train_segmenter(
                 draw_overlays(result.module, source, view, config.segment.pictures, folder / OVERLAYS_FILE)
     fabric.barrier()
     return result
-
-
-def run_colours(ref: Ref, config: SegmentConfig) -> dict[str, Any]:
-    """Mean and deviation that the network of a run folder was trained with, where the settings name none."""
-    folder = run_folder(ref)
-    kept = read_yaml(folder / CONFIG_FILE).get("data") if folder and (folder / CONFIG_FILE).is_file() else None
-    if not isinstance(kept, dict):
-        return {}
-    return {
-        name: tuple(kept[name]) for name in ("mean", "std") if kept.get(name) and getattr(config.data, name) is None
-    }

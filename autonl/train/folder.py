@@ -12,16 +12,15 @@ import lightning
 import timm
 import torch
 import torchvision
-import yaml
 
-from autonl.arch.codec import spec_to_dict
+from autonl.arch.codec import spec_to_dict, to_yaml
 from autonl.arch.spec import ArchSpec
 from autonl.data.memory import View
 from autonl.data.pairs import MaskedSource
 from autonl.data.sources import Source
 from autonl.errors import AutoNLError
 from autonl.models import ARCH_FILE, RUN_FILE, TIMM_PREFIX, Ref, resolve, run_folder
-from autonl.train.config import Config, changed_config, read_yaml, to_dict
+from autonl.train.config import Config, changed_config, from_dict, read_yaml, to_dict
 from autonl.train.state import write_atomically
 from autonl.version import __version__
 from autonl.weights import refuse_segmentation
@@ -68,17 +67,20 @@ def describe_data(source: Source | MaskedSource) -> dict[str, Any]:
     return {"training_images": len(source.train) if source.train else 0, "classes": list(source.classes)}
 
 
-def write_description(folder: Path, about: dict[str, Any], classes: Sequence[str]) -> None:
-    """arch.yaml, config.yaml, run.yaml and classes.txt of a new run folder."""
-
-    def write(name: str, content: Any) -> None:
-        text = content if isinstance(content, str) else yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
-        write_atomically(folder / name, text.encode())
-
+def make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise AutoNLError(f"{folder}: cannot be made: {error.strerror}") from None
+
+
+def write_description(folder: Path, about: dict[str, Any], classes: Sequence[str]) -> None:
+    """arch.yaml, config.yaml, run.yaml and classes.txt of a new run folder."""
+
+    def write(name: str, content: Any) -> None:
+        text = content if isinstance(content, str) else to_yaml(content)
+        write_atomically(folder / name, text.encode())
+
     about = {name: value for name, value in about.items() if name != "classes"}
     architecture, config = about.pop("architecture"), about.pop("config")
     if architecture:
@@ -93,10 +95,20 @@ def run_config(ref: Ref, settings: Iterable[str] = ()) -> Config:
     """The settings of a run folder as those of a training, with `section.name=value` on top; for any other REF the
     defaults. The sections of a search say nothing of the network that it found; a segmentation is refused."""
     refuse_segmentation(ref)
-    folder = run_folder(ref)
-    content = read_yaml(folder / CONFIG_FILE) if folder and (folder / CONFIG_FILE).is_file() else {}
-    sections = {name: section for name, section in content.items() if name not in ("search", "segment")}
+    sections = {name: section for name, section in kept_settings(ref).items() if name not in ("search", "segment")}
     return changed_config(sections, settings, Config)
+
+
+def run_colours(ref: Ref, config: Config, names: Sequence[str] = ("mean", "std")) -> dict[str, Any]:
+    """How the network of a run folder saw its images, where the settings do not say it."""
+    kept = from_dict(Config, {"data": kept_settings(ref).get("data")}).data
+    found = {name: getattr(kept, name) for name in names if getattr(config.data, name) is None}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def kept_settings(ref: Ref) -> dict[str, Any]:
+    folder = run_folder(ref)
+    return read_yaml(folder / CONFIG_FILE) if folder and (folder / CONFIG_FILE).is_file() else {}
 
 
 def view_settings(view: View) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import itertools
 import json
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from lightning.fabric import Fabric
 from lightning.fabric.plugins.environments import TorchElasticEnvironment
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from timm.layers import convert_sync_batchnorm
 from timm.utils import ModelEmaV3
 from torch import nn
@@ -60,7 +61,8 @@ def launch(
             precision="32-true" if precision == "32" else precision,  # type: ignore[arg-type]
         )
         fabric.launch()
-    except (ValueError, RuntimeError) as error:  # more devices than there are, or a cluster set up differently
+    # more devices than there are, or a cluster set up differently
+    except (ValueError, RuntimeError, MisconfigurationException) as error:
         raise AutoNLError(f"--devices {devices}, --num-nodes {num_nodes}: {' '.join(str(error).split())}") from None
     if on_gpu:  # TF32; oneDNN would take it as leave for less than float32 on a CPU
         torch.set_float32_matmul_precision("high")
@@ -79,6 +81,7 @@ class Result:
     step: int
     stopped_by: int | None = None  # the signal that ended the run before its end
     first_process: bool = True  # the one that speaks
+    saved: int | None = None  # step of the newest checkpoint
 
 
 class Loop:
@@ -124,8 +127,10 @@ class Loop:
         average = ModelEmaV3(module, decay=config.ema, use_warmup=config.ema_warmup) if config.ema else None
         means = EpochMeans(lambda values: fabric.all_reduce(values, reduce_op="mean"))  # type: ignore[arg-type, return-value]
         self.training = Training(module, average, optimizers, task, means, about)
+        self.saved: int | None = None
         if resume:
             self.training.load_state_dict(resume)
+            self.saved = self.training.step
             fabric.barrier()  # nobody may write a checkpoint while another process still reads
 
     def run(self) -> Result:
@@ -218,10 +223,8 @@ class Loop:
         """BN calibrated, evaluated once more, final weights written."""
         module = self.training.evaluated()
         if self.config.calibrate_batches:
-            torch.manual_seed(derive_seed("calibrate", self.seed))
-            batches = itertools.islice(self.train.epoch(self.epochs), self.config.calibrate_batches)
             with self.fabric.autocast():
-                calibrate_bn(module, batches, self.fabric.world_size)
+                calibrate_bn(module, self.calibration(), self.fabric.world_size)
         metrics = evaluate(self.fabric, module, self.task, self.validation)
         if self.fabric.is_global_zero:
             write_weights(self.folder / FINAL_WEIGHTS, module)
@@ -229,9 +232,17 @@ class Loop:
         self.fabric.barrier()
         return self.result(module, metrics)
 
+    def calibration(self) -> Iterator[Batch]:
+        batches = itertools.islice(self.train.epoch(self.epochs), self.config.calibrate_batches)
+        for turn, batch in enumerate(batches):
+            # behind the fetching, which draws from the same generator where there are no workers
+            torch.manual_seed(derive_seed("calibrate", self.seed, turn, self.fabric.global_rank))
+            yield batch
+
     def result(self, module: nn.Module, metrics: dict[str, float], stopped_by: int | None = None) -> Result:
         training = self.training
-        return Result(module, metrics, training.history, training.step, stopped_by, self.fabric.is_global_zero)
+        first = self.fabric.is_global_zero
+        return Result(module, metrics, training.history, training.step, stopped_by, first, self.saved)
 
     def save_inside_epoch(self) -> None:
         if self.inside_epoch:  # a stream has to begin its epoch again: the checkpoint at its start stays
@@ -245,6 +256,7 @@ class Loop:
             raise NonFiniteError(f"the weights turned infinite or NaN by step {training.step}")
         if self.fabric.is_global_zero:
             write_checkpoint(self.folder, training.state_dict())
+        self.saved = training.step
         self.fabric.barrier()
 
     def out_of_patience(self) -> bool:
@@ -258,8 +270,10 @@ class Loop:
         if self.training.step % self.config.log_steps:
             return False
         asked = torch.tensor(stop.signal or 0, device=self.fabric.device)
-        stop.signal = int(self.fabric.all_reduce(asked, reduce_op="max")) or None  # type: ignore[arg-type]
-        return stop.signal is not None
+        if not (agreed := int(self.fabric.all_reduce(asked, reduce_op="max"))):  # type: ignore[arg-type]
+            return False  # a signal that came meanwhile stays noted
+        stop.signal = agreed
+        return True
 
     def learning_rate(self) -> float:
         return float(self.training.optimizers[0].param_groups[0]["lr"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import time
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from torch import nn
 
 from autonl.data.loaders import EvaluationBatches, Loaders, TrainingBatches, view_of
 from autonl.data.memory import View
-from autonl.data.order import derive_seed
+from autonl.data.order import derive_seed, rank_batch_size
 from autonl.data.sources import Source, open_evaluation, open_source
 from autonl.errors import AutoNLError
 from autonl.models import Ref, create_model, resolve, run_arguments, run_folder
@@ -24,15 +25,20 @@ from autonl.train.folder import (
     CONFIG_FILE,
     describe,
     describe_data,
+    make_folder,
     refuse_other_run,
+    run_colours,
     view_settings,
     write_description,
 )
+from autonl.train.lock import Lock
 from autonl.train.loop import Fabric, Loop, Result, evaluate, launch, share
 from autonl.train.progress import Progress
 from autonl.train.state import LAST, PREVIOUS, read_checkpoint
 from autonl.train.tasks import NOT_FINITE, Classification, Task
 from autonl.weights import load_weights, run_weights
+
+INHERITED = ("mean", "std", "interpolation")  # of the images that weights were trained on
 
 
 @dataclass(frozen=True)
@@ -52,6 +58,7 @@ class Started:
     folder: Path
     shown: Progress
     checkpoint: dict[str, Any] | None
+    lock: Lock | None = None  # None: the folder is inside one that is locked
 
     def refuse_other_run(self, about: dict[str, Any]) -> None:
         """Say that the run goes on, if it is the one that the settings describe."""
@@ -68,7 +75,7 @@ class Started:
         validation: EvaluationBatches,
         about: dict[str, Any],
     ) -> Loop:
-        return Loop(
+        loop = Loop(
             self.fabric,
             module,
             task,
@@ -83,15 +90,28 @@ class Started:
             resume=self.checkpoint,
             progress=self.shown,
         )
+        if self.lock:  # not before the loop: nothing is left behind by settings that do not fit
+            if self.fabric.is_global_zero:
+                make_folder(self.folder)
+            refuse_locked(self.fabric, self.folder, self.lock)
+        return loop
 
 
 def start(config: Config, folder: Path, resume: bool, where: Where, progress: Callable[[], Progress]) -> Started:
     """progress is called once, on the first process, when the processes are there."""
     fabric = launch(where.devices, where.num_nodes, config.loop.precision, where.accelerator)
-    shown = progress() if fabric.is_global_zero else Progress()
+    shown, lock = progress() if fabric.is_global_zero else Progress(), Lock(folder)
+    if resume:  # nobody may write a newer checkpoint than the one that is read
+        refuse_locked(fabric, folder, lock)
     checkpoint = find_checkpoint(folder, resume, shown)
     fabric.barrier()  # all have looked before the first one writes
-    return Started(fabric, folder, shown, checkpoint)
+    return Started(fabric, folder, shown, checkpoint, lock)
+
+
+def refuse_locked(fabric: Fabric, folder: Path, lock: Lock) -> None:
+    """The first process takes the lock for all of them."""
+    if fabric.broadcast(fabric.is_global_zero and not lock.take()):
+        raise AutoNLError(f"{folder}: another process is writing this run; wait for its end, or choose another --out")
 
 
 def train_classifier(
@@ -111,6 +131,8 @@ def train_classifier(
     fabric = started.fabric
     source = open_source(config.data, config.seed)
     config = replace(config, model=run_arguments(ref) | num_classes(source) | config.model)
+    if inherit and not weights:
+        config = replace(config, data=run_colours(ref, config, INHERITED))
     torch.manual_seed(derive_seed("init", config.seed))
     module = build_network(ref, config.model, source)
     if inherit or weights:
@@ -121,6 +143,7 @@ def train_classifier(
     config = replace(config, data=view_settings(view))
 
     refuse_what_does_not_run(module, view)
+    refuse_what_does_not_train(module, view, images_at_once(config, fabric))
     about = describe(ref, config, module.num_classes, view.size, command) | describe_data(source)
     started.refuse_other_run(about)
     loaders = Loaders(config.data, config.augment, view, module.num_classes, fabric.device, share(fabric), config.seed)
@@ -215,6 +238,25 @@ def refuse_what_does_not_run(module: Any, view: View) -> None:
         reason = " ".join(str(error).split())[:200]
         raise AutoNLError(f"the network does not take colour images of {height}x{width}: {reason}") from None
     module.train()
+
+
+def images_at_once(config: Config, fabric: Fabric) -> int:
+    """Those of which BN takes its statistics in one pass."""
+    images = rank_batch_size(config.data.batch_size, fabric.world_size, config.loop.accumulate)
+    return images * fabric.world_size if fabric.device.type == "cuda" else images  # SyncBatchNorm joins them on GPUs
+
+
+def refuse_what_does_not_train(module: Any, view: View, images: int) -> None:
+    """Two images, or one where there is one at once, through a copy in training mode: BN refuses a single value."""
+    height, width = view.size
+    images = min(images, 2)
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            copy.deepcopy(module)(torch.zeros(images, 3, height, width))
+    except Exception as error:
+        reason = " ".join(str(error).split())[:200]
+        batch = f"{images} image{'s' if images > 1 else ''} of {height}x{width} at a time"
+        raise AutoNLError(f"data.batch_size: the network cannot be trained on {batch}: {reason}") from None
 
 
 def known_classes(ref: Ref) -> list[str]:

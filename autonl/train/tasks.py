@@ -15,7 +15,7 @@ from torchmetrics import Metric, MetricCollection
 from torchmetrics.classification import MulticlassAccuracy
 
 from autonl.data.memory import Batch
-from autonl.errors import AutoNLError
+from autonl.errors import AutoNLError, refuse, shown
 from autonl.train.config import OptimConfig, ScheduleConfig
 
 NOT_FINITE = "val_not_finite"  # the metric that tells how many images' (or pixels') outputs are not finite, if any
@@ -90,12 +90,15 @@ class Classification(Task):
 
 def create_optimizer(parameters: nn.Module | list[dict[str, Any]], config: OptimConfig) -> Optimizer:
     """For a module, or for groups of parameters that bring their own settings."""
+    if config.name.lower().endswith("adahessian"):
+        refuse("optim.name", config.name, "an optimiser that needs no second derivatives")
     try:
         return create_optimizer_v2(
             parameters, config.name, config.lr, config.weight_decay, config.momentum, **config.arguments
         )
-    except (ValueError, TypeError, AssertionError, RuntimeError) as error:  # an unknown optimiser or argument
-        raise AutoNLError(f"optim: {' '.join(str(error).split())[:200]}") from None
+    except Exception as error:  # an unknown optimiser or argument, refused in many ways
+        reason = f"{type(error).__name__} {' '.join(str(error).split())[:200]}"
+        raise AutoNLError(f"optim: {config.name} cannot be made with {shown(config.arguments)}: {reason}") from None
 
 
 def create_schedule(optimizer: Optimizer, config: ScheduleConfig, steps_per_epoch: int) -> Scheduler:

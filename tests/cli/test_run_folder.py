@@ -1,21 +1,26 @@
 """Run folders as a REF: a search's is one like a training's, a segmentation's is none, the zoo's names come first."""
 
+import signal
 from pathlib import Path
 
 import pytest
+import typer
 import yaml
 from safetensors.torch import save_file
+from torch import nn
 
 from autonl import AutoNLError, create_model
-from autonl.arch.codec import write_arch
+from autonl.arch.codec import to_yaml, write_arch
 from autonl.arch.zoo import zoo_arch
+from autonl.cli.train import report_stop
 from autonl.export.run import Request, network_of
 from autonl.models import resolve, run_folder
 from autonl.report.images import judge
 from autonl.search.config import SearchConfig
 from autonl.segment.config import SegmentConfig
-from autonl.segment.run import run_colours
-from autonl.train.config import from_dict, to_dict
+from autonl.train.config import Config, from_dict, load_config, to_dict
+from autonl.train.folder import run_colours
+from autonl.train.loop import Result
 from autonl.train.run import known_classes
 from autonl.weights import run_weights
 from tests.train.small import NETWORK, write_digits
@@ -67,4 +72,52 @@ def test_a_folder_that_is_called_like_a_network_of_the_zoo(tmp_path, monkeypatch
     assert resolve("./digits") == NETWORK
     assert known_classes("./digits") == ["cat"]
     assert run_colours("./digits", SegmentConfig()) == {"mean": (0.1, 0.1, 0.1)}
+    assert run_colours("./digits", from_dict(Config, {"data": {"mean": [0.2] * 3}})) == {}
+    (folder / "config.yaml").write_text("data: {mean: 0.1}\n")
+    with pytest.raises(AutoNLError, match=r"data.mean: 0.1 is not allowed; allowed: a list of numbers"):
+        run_colours("./digits", SegmentConfig())
     assert run_weights(folder) == folder / "final.safetensors"
+
+
+@pytest.mark.parametrize("operator", [(), ("--nl", "lightnl_energy")])
+def test_inherited_weights_see_the_images_that_they_were_trained_on(autonl, tmp_path, operator):
+    """In the same colours, resized in the same way; what the command sets comes first."""
+    data = {"mean": [0.1, 0.2, 0.3], "std": [0.4, 0.5, 0.6], "interpolation": "nearest", "crop_pct": 0.5}
+    folder = write_folder(tmp_path / "found", SearchConfig, {"ref": "small"}, **data)
+    images, out = write_digits(tmp_path / "images", 2), tmp_path / "heir"
+    settings = ("data.batch_size=10", "data.workers=0", "data.held_out=0.5", "schedule.epochs=1", "data.std=[1,1,1]")
+    changes = [word for setting in settings for word in ("--set", setting)]
+    code, _, errors = autonl("train", folder, "--inherit", *operator, "--data", images, *changes, "--out", out)
+    assert code == 0, errors
+    kept = yaml.safe_load((out / "config.yaml").read_text())["data"]
+    assert (kept["mean"], kept["std"], kept["interpolation"]) == ([0.1, 0.2, 0.3], [1.0, 1.0, 1.0], "nearest")
+    assert kept["crop_pct"] == 0.875  # the network's own: a matter of the evaluation
+
+
+@pytest.mark.parametrize(
+    ("saved", "message"),
+    [
+        (7, "stopped by SIGINT behind step 7, saved in runs/r; go on with: autonl train digits --resume\n"),
+        (
+            4,
+            "stopped by SIGINT behind step 7; the last checkpoint in runs/r is of step 4, where an epoch began; "
+            "go on with: autonl train digits --resume\n",
+        ),
+        (
+            None,
+            "stopped by SIGINT behind step 7; nothing is saved before the first epoch ends; "
+            "begin again with: autonl train digits --resume\n",
+        ),
+    ],
+)
+def test_what_a_stopped_run_says_is_saved(monkeypatch, capsys, saved, message):
+    monkeypatch.setattr("sys.argv", ["autonl", "train", "digits"])
+    with pytest.raises(typer.Exit) as end:
+        report_stop(Path("runs/r"), Result(nn.Identity(), {}, [], 7, signal.SIGINT, saved=saved))
+    assert (end.value.exit_code, capsys.readouterr().err) == (130, message)
+
+
+@pytest.mark.parametrize("path", ["1e5", "1e-3", "2020-01-01", "no"])
+def test_a_path_that_could_be_something_else_is_kept(tmp_path, path):
+    (tmp_path / "config.yaml").write_text(to_yaml(to_dict(from_dict(Config, {"data": {"path": path}}))))
+    assert load_config(str(tmp_path / "config.yaml")).data.path == path

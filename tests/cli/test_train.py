@@ -43,7 +43,7 @@ def test_a_training_from_the_command_line(autonl, images, arch, tmp_path):
     assert 0 <= result["top1"] <= result["top5"] <= 100
     assert "epoch 2 of 2  " in err
     assert {path.name for path in run.iterdir()} == {
-        "arch.yaml", "best.safetensors", "classes.txt", "config.yaml", "final.safetensors", "last.ckpt",
+        ".lock", "arch.yaml", "best.safetensors", "classes.txt", "config.yaml", "final.safetensors", "last.ckpt",
         "metrics.csv", "previous.ckpt", "result.json", "run.yaml", "tensorboard",
     }  # fmt: skip
     assert read_arch(run / "arch.yaml") == NETWORK

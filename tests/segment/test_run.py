@@ -81,8 +81,8 @@ def test_miou_with_two_processes(drawn, tmp_path):
 def test_the_run_folder(finished):
     folder, result = finished
     assert {path.name for path in folder.iterdir()} == {
-        "arch.yaml", "best.safetensors", "classes.txt", "config.yaml", "final.safetensors", "iou.csv", "last.ckpt",
-        "metrics.csv", "overlays.png", "previous.ckpt", "result.json", "run.yaml", "tensorboard",
+        ".lock", "arch.yaml", "best.safetensors", "classes.txt", "config.yaml", "final.safetensors", "iou.csv",
+        "last.ckpt", "metrics.csv", "overlays.png", "previous.ckpt", "result.json", "run.yaml", "tensorboard",
     }  # fmt: skip
     assert yaml.safe_load((folder / "run.yaml").read_text())["task"] == "segmentation"
     assert (folder / "classes.txt").read_text().split() == list(CLASSES)

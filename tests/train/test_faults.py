@@ -1,19 +1,21 @@
 """What goes wrong ends in one clear line, and costs no more than the newest checkpoint."""
 
+import errno
 import os
 import re
 import resource
 import shutil
 import signal
+import time
 
 import pytest
 import torch
 
 from autonl.errors import AutoNLError
-from autonl.train import loop, run, state
+from autonl.train import lock, loop, run, state
 from autonl.train.progress import Progress
 from autonl.train.tasks import Classification
-from tests.train.small import NETWORK, ON_CPU, in_child, rows, small_config, train_small
+from tests.train.small import NETWORK, ON_CPU, in_child, kill, rows, small_config, train_small
 
 SETTINGS = {"data": {"workers": 0}}
 
@@ -110,7 +112,7 @@ def test_a_full_disk_leaves_the_previous_checkpoint_whole(digit_folder, finished
     assert process.exitcode == 0  # AutoNLError that names the file, see below
     content = state.load_file(tmp_path / "full" / state.LAST)
     assert content["step"] == 3
-    assert not list((tmp_path / "full").glob(".*"))
+    assert not list((tmp_path / "full").glob(".*.writing"))
     resume_told(digit_folder, tmp_path / "full")
     assert rows(tmp_path / "full") == rows(finished)
 
@@ -191,6 +193,58 @@ def test_a_run_is_never_written_over(digit_folder, finished):
         train_small(digit_folder, finished, **SETTINGS)
 
 
+class Waiting(Progress):
+    """Writes a file behind the first rows of the run, and waits there."""
+
+    def __init__(self, written):
+        self.written = written
+
+    def row(self, row):
+        self.written.touch()
+        time.sleep(600)
+
+
+def train_and_wait(path, folder, written):
+    run.train_classifier(
+        NETWORK, small_config(path, data={"workers": 1}), folder, where=ON_CPU, progress=lambda: Waiting(written)
+    )
+
+
+def test_a_run_is_written_by_one_process_at_a_time(digit_folder, tmp_path):
+    folder, written = tmp_path / "run", tmp_path / "written"
+    process = in_child(train_and_wait, digit_folder, folder, written)
+    try:
+        while not written.exists():
+            assert process.is_alive()
+            time.sleep(0.05)
+        before = {path: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+        with pytest.raises(AutoNLError, match="run: another process is writing this run; wait for its end, or choose"):
+            resume_told(digit_folder, folder)
+        for path in (folder / state.LAST, folder / "config.yaml"):
+            path.rename(tmp_path / path.name)  # as if the first process had not come to write it
+        with pytest.raises(AutoNLError, match="another process is writing this run"):
+            train_small(digit_folder, folder, **SETTINGS)
+        for name in (state.LAST, "config.yaml"):
+            (tmp_path / name).rename(folder / name)
+        assert {path: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before
+    finally:
+        kill(process)
+    assert "going on behind step 3" in resume_told(digit_folder, folder)[0]  # its data worker may still be there
+
+
+def test_a_folder_that_cannot_be_locked_is_written_to(tmp_path, monkeypatch):
+    """File systems of clusters know no locks."""
+
+    def no_locks(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(lock.fcntl, "lockf", no_locks)
+    assert lock.Lock(tmp_path).take()
+    monkeypatch.setattr(lock, "fcntl", None)
+    assert lock.Lock(tmp_path).take()
+    assert lock.Lock(tmp_path / "not there").take()
+
+
 @pytest.mark.parametrize(
     ("sections", "message"),
     [
@@ -198,6 +252,18 @@ def test_a_run_is_never_written_over(digit_folder, finished):
         ({"model": {"num_classes": 7}}, "the network tells 7 classes apart, the data has 10"),
         ({"optim": {"name": "sdg"}}, "optim: .*sdg"),
         ({"optim": {"arguments": {"epz": 1}}}, "optim: .*epz"),
+        (
+            {"optim": {"name": "adamw", "arguments": {"betas": []}}},
+            r"optim: adamw cannot be made with {'betas': \[\]}: IndexError",
+        ),
+        (
+            {"optim": {"name": "lookahead_adahessian"}},
+            "optim.name: 'lookahead_adahessian' is not allowed; allowed: an optimiser that needs no second derivatives",
+        ),
+        (  # two rounds of one image, whose maps end as one pixel
+            {"data": {"batch_size": 2, "image_size": 4}},
+            "data.batch_size: the network cannot be trained on 1 image of 4x4 at a time: Expected more than 1 value",
+        ),
         ({"data": {"batch_size": 15}}, "data.batch_size: 15 cannot be divided"),
         ({"data": {"batch_size": 1000}}, "100 training images do not fill one batch: data.batch_size is 1000"),
         ({"data": {"path": None}}, "no images: give --data DIR"),
@@ -206,3 +272,4 @@ def test_a_run_is_never_written_over(digit_folder, finished):
 def test_settings_that_do_not_fit_the_network_or_the_data(digit_folder, tmp_path, sections, message):
     with pytest.raises(AutoNLError, match=message):
         train_small(digit_folder, tmp_path / "run", **sections)
+    assert not (tmp_path / "run").exists()

@@ -1,19 +1,26 @@
 """Optimiser, schedule, EMA, accumulation and clipping against steps computed by hand."""
 
 import math
+import os
+import signal
+from types import SimpleNamespace
 
 import pytest
 import torch
 from lightning.fabric import Fabric
+from lightning.fabric.accelerators import cuda
 from torch import nn
 
 from autonl.data.sources import open_source
+from autonl.errors import AutoNLError
 from autonl.nn.light_nonlocal import LightNL
 from autonl.train.bn import calibrate_bn
 from autonl.train.config import LoopConfig, load_config
 from autonl.train.loop import Loop, launch
 from autonl.train.progress import Progress
 from autonl.train.run import train_classifier
+from autonl.train.signals import StopRequest
+from autonl.train.state import read_checkpoint
 from autonl.train.tasks import Classification, Task, classification_metrics, create_optimizer, create_schedule
 from tests.train.small import NETWORK, ON_CPU, small_config, train_small
 
@@ -68,17 +75,21 @@ class Numbers:
 
 
 def follow(tmp_path, numbers, recipe_settings, kind=Follow, **loop):
+    running = looped(tmp_path, Numbers(numbers), recipe_settings, kind, **loop)
+    running.run()
+    return running.task, running
+
+
+def looped(tmp_path, batches, recipe_settings, kind=Follow, **loop):
     config = load_config("imagenet_mnas", recipe_settings)
     task = kind(config.optim, config.schedule)
     fabric = Fabric(accelerator="cpu", devices=1)
     fabric.launch()
     model = Line()
-    running = Loop(
-        fabric, model, task, Numbers(numbers), [([], [])], LoopConfig(**loop), epochs=config.schedule.epochs,
+    return Loop(
+        fabric, model, task, batches, [([], [])], LoopConfig(**loop), epochs=config.schedule.epochs,
         batch_size=2, seed=0, folder=tmp_path, about={},
     )  # fmt: skip
-    running.run()
-    return task, running
 
 
 def test_the_papers_steps(tmp_path):
@@ -107,8 +118,59 @@ def test_the_papers_steps(tmp_path):
 
 def test_products_on_a_cpu_stay_in_float32():
     """What a training allows for products holds for all that the process does after it."""
-    launch(accelerator="cpu")
-    assert torch.get_float32_matmul_precision() == "highest"
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")  # a training on a GPU has left it lower
+    try:
+        launch(accelerator="cpu")
+        assert torch.get_float32_matmul_precision() == "highest"
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def test_more_gpus_than_there_are(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(cuda, "num_cuda_devices", lambda: 1)
+    with pytest.raises(AutoNLError, match=r"^--devices 2, --num-nodes None: .*\[0, 1\].*\[0\]"):
+        launch(devices=2)
+
+
+class Interrupted(Follow):
+    """Asked to stop behind the sixth step."""
+
+    def after_step(self, module, step):
+        super().after_step(module, step)
+        if step == 6:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+class Stream(Numbers):
+    resumes_inside = False
+
+
+@pytest.mark.parametrize(
+    ("batches", "saved"), [(Numbers([1.0] * 4), 6), (Stream([1.0] * 4), 4), (Stream([1.0] * 8), None)]
+)
+def test_a_run_that_is_stopped_knows_what_it_has_saved(tmp_path, batches, saved):
+    """A stream begins its epoch again: its checkpoint is that of the epoch's start, if there is one."""
+    settings = ["schedule.epochs=3", "schedule.warmup_epochs=0"]
+    result = looped(tmp_path, batches, settings, Interrupted).run()
+    assert (result.stopped_by, result.step, result.saved) == (signal.SIGTERM, 6, saved)
+    checkpoint, _ = read_checkpoint(tmp_path)
+    assert (checkpoint and checkpoint["step"]) == saved
+
+
+def test_a_signal_that_comes_while_the_processes_agree_is_not_lost(tmp_path):
+    """The others answer that nobody has asked, for all they know."""
+    running, stop = looped(tmp_path, Numbers([1.0] * 4), []), StopRequest()
+
+    def reduced(asked, reduce_op):
+        stop.signal = signal.SIGTERM
+        return asked
+
+    running.fabric = SimpleNamespace(world_size=2, device=torch.device("cpu"), all_reduce=reduced)
+    assert [running.agreed_to_stop(stop), running.agreed_to_stop(stop)] == [False, True]
+    assert stop.signal == signal.SIGTERM
 
 
 def test_weight_decay_is_added_to_the_gradient(tmp_path):
