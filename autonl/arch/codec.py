@@ -121,7 +121,7 @@ def read_arch(path: str | os.PathLike[str]) -> ArchSpec:
             data = file.read(MAX_FILE_BYTES + 1)
         if len(data) > MAX_FILE_BYTES:
             raise AutoNLError(f"too large for an architecture; allowed: up to {MAX_FILE_BYTES} bytes")
-        return spec_from_dict(yaml.load(data.decode(), Loader=StrictLoader))
+        return spec_from_dict(yaml.load(data.decode(), Loader=ArchLoader))
     except AutoNLError as error:
         raise AutoNLError(f"{path}: {error}") from None
     except OSError as error:
@@ -166,7 +166,7 @@ def _value(text: str) -> Any:
 
 
 def to_yaml(content: Any) -> str:
-    """Text from which StrictLoader reads the content again."""
+    """Text from which both loaders read the content again."""
     return yaml.dump(content, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
@@ -183,12 +183,15 @@ class StrictLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-# YAML 1.1 reads 1e-3 as text for want of a point; people mean the number
-_EXPONENT = re.compile(r"[-+]?\d+e[-+]?\d+", re.ASCII)
-StrictLoader.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, list("-+0123456789"))
+class ArchLoader(StrictLoader):
+    """Takes 1e-3 for a number, as people mean it; YAML 1.1 reads it as text for want of a point."""
+
+
+EXPONENT = re.compile(r"[-+]?\d+e[-+]?\d+", re.ASCII)
+ArchLoader.add_implicit_resolver("tag:yaml.org,2002:float", EXPONENT, list("-+0123456789"))
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes what StrictLoader would not read as text: a folder called 1e5."""
+    """Quotes what ArchLoader would not read as text: a network called 1e5."""
 
-    yaml_implicit_resolvers = StrictLoader.yaml_implicit_resolvers
+    yaml_implicit_resolvers = ArchLoader.yaml_implicit_resolvers

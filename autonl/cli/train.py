@@ -94,7 +94,7 @@ def resume_command() -> str:
 def report_stop(folder: Path, result: Result) -> None:
     name = signal.Signals(result.stopped_by or 0).name
     if result.saved is None:  # a stream has to begin its epoch again
-        saved = "; nothing is saved before the first epoch ends; begin again with"
+        saved = "; nothing is saved yet; begin again with"
     elif result.saved < result.step:
         saved = f"; the last checkpoint in {folder} is of step {result.saved}, where an epoch began; go on with"
     else:

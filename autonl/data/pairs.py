@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -100,7 +101,7 @@ def open_pairs(config: DataConfig) -> MaskedSource:
     if not root.is_dir():
         raise AutoNLError(f"{root}: no such folder")
     if (root / VOC_FOLDER).is_dir():
-        classes = checked_classes(read_classes(config) or VOC_CLASSES, config.classes or "VOC", VOID)
+        classes = mask_classes(read_classes(config) or VOC_CLASSES, config.classes or "VOC")
         return MaskedSource(classes, voc_pairs(root, "train", len(classes)), voc_pairs(root, "val", len(classes)))
     if (root / "JPEGImages").is_dir() or (root / VOC_FOLDER.name).is_dir():
         raise AutoNLError(f"{root}: lies inside VOC; give the folder that holds {VOC_FOLDER}")
@@ -118,14 +119,18 @@ def open_pairs(config: DataConfig) -> MaskedSource:
 
 def listed_classes(root: Path, config: DataConfig) -> tuple[str, ...]:
     if config.classes:
-        return checked_classes(read_classes(config), config.classes, VOID)
+        return mask_classes(read_classes(config), config.classes)
     path = root / CLASS_LIST
     if not path.is_file():
         raise AutoNLError(
             f"{root}: holds neither {VOC_FOLDER} nor {CLASS_LIST}, the class list of a folder of images and masks "
             "(a class a line, the first is 0); --set data.classes=FILE names another one"
         )
-    return checked_classes(path.read_text(encoding="utf-8", errors="replace").splitlines(), str(path), VOID)
+    return mask_classes(path.read_text(encoding="utf-8", errors="replace").splitlines(), str(path))
+
+
+def mask_classes(names: Sequence[str], origin: str) -> tuple[str, ...]:
+    return checked_classes([name.strip() for name in names], origin, VOID)
 
 
 def voc_pairs(root: Path, image_set: str, classes: int) -> Pairs:

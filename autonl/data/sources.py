@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
+import pickle
 import tarfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -84,22 +84,23 @@ def open_source(config: DataConfig, seed: int = 0, classes: Sequence[str] = ()) 
     """The images at `config.path`: training, validation and, where asked for, selection.
 
     A folder of class folders, or a .tar of one, is split; a root that holds train and val (folders or .tar
-    files) has its split. `classes` fixes the labels; a class that is not among them is refused, and a set that
-    numbers its classes by itself must have the same.
+    files) has its split. `classes` fixes the labels; a class that is not among them is refused. A set that numbers its
+    classes by itself may have other words for them, not other numbers.
     """
-    path, classes = config.path, classes or label_names(config)
+    path = config.path
     if path is None:
         raise AutoNLError(f"no images: give --data DIR, or --data {EMBEDDED} for the embedded set")
+    if path.startswith(STREAM_PREFIXES):  # no names, only numbers
+        return open_streams(path, config, seed)
+    classes = classes or label_names(config)
     if path == EMBEDDED:
         train, validation = digits()
         names = tuple(map(str, range(10)))
-        refuse_other_classes(path, names, classes)
+        refuse_other_numbers(path, names, classes)
         return keep_selection(Source(names, train, validation), config)
-    if path.startswith(STREAM_PREFIXES):
-        return open_streams(path, config, seed)
     if path.startswith("hfds/"):
         source = open_hugging_face(path, config)
-        refuse_other_classes(path, source.classes, classes)
+        refuse_other_numbers(path, source.classes, classes)
         return keep_selection(source, config)
     parts = {part: find_split(path, names) for part, names in SPLIT_NAMES.items()}
     if parts["train"] and parts["validation"]:
@@ -126,11 +127,19 @@ def refuse_one_class(path: str, names: Sequence[str]) -> None:
         raise AutoNLError(f"{path}: holds one class, {', '.join(names)}; allowed: two and more, a folder each")
 
 
-def refuse_other_classes(path: str, own: Sequence[str], given: Sequence[str]) -> None:
-    for number, (name, known) in enumerate(zip_longest(own, given) if own and given else ()):
-        if name != known:
-            raise AutoNLError(f"{path}: brings its own classes: {number} is {shown(name)}, and {shown(known)} for the "
-                              "network or in data.classes; allowed: the same in the same order")  # fmt: skip
+def refuse_other_numbers(path: str, own: Sequence[str], given: Sequence[str]) -> None:
+    if not given:
+        return
+    if len(own) != len(given):
+        raise AutoNLError(f"{path}: numbers its {len(own)} classes by itself, the network or data.classes has "
+                          f"{len(given)}; allowed: as many")  # fmt: skip
+    known = {name: number for number, name in enumerate(given)}
+    for number, name in enumerate(own):
+        if known.get(name, number) != number:
+            raise AutoNLError(
+                f"{path}: numbers its classes by itself: {shown(name)} is {number} there, and {known[name]} for the "
+                "network or in data.classes; allowed: the same number"
+            )
 
 
 def has_parts(path: str) -> bool:
@@ -140,9 +149,10 @@ def has_parts(path: str) -> bool:
 
 def open_evaluation(config: DataConfig, classes: Sequence[str] = ()) -> Source:
     """The images to evaluate on: the validation part where the path has one, else all of them."""
-    path, classes = config.path, classes or label_names(config)
+    path = config.path
     if path is None or has_parts(path):
         return open_source(config, classes=classes)
+    classes = classes or label_names(config)
     validation = find_split(path, SPLIT_NAMES["validation"])
     if not validation and find_split(path, SPLIT_NAMES["train"]):
         raise AutoNLError(f"{path}: holds train and no val; give the folder to evaluate on")
@@ -166,9 +176,9 @@ def label_names(config: DataConfig) -> Sequence[str]:
 
 def checked_classes(names: Sequence[str], origin: str, most: int | None = None) -> tuple[str, ...]:
     """The names of a class list, one a line; a line is the number of a class."""
-    classes = tuple(name.strip() for name in names)
+    classes = tuple(names)
     for line, name in enumerate(classes):
-        if not name:
+        if not name.strip():
             raise AutoNLError(f"{origin}: line {line + 1} of the class list is empty; allowed: a class a line")
         if name in classes[:line]:
             raise AutoNLError(f"{origin}: the class list has {name!r} twice, in lines {classes.index(name) + 1} and "
@@ -212,12 +222,15 @@ def image_reader(root: str) -> Any:
     """timm's, for a folder or a .tar file."""
     try:
         return create_reader("", root=root)
-    except (RuntimeError, ValueError):  # timm's for no image at all, in a folder and in a .tar file
+    except (tarfile.TarError, OSError, pickle.UnpicklingError) as error:
+        raise AutoNLError(f"{root}: cannot be read: {error}") from None
+    except (RuntimeError, ValueError) as error:
+        if "cache file" in str(error):  # timm's index of a large .tar file
+            raise AutoNLError(f"{root}: cannot be read: {error}") from None
+        # timm's for no image at all, in a folder and in a .tar file
         raise AutoNLError(
             f"{root}: holds no images; a class is a folder of images, {', '.join(get_img_extensions())}"
         ) from None
-    except (tarfile.TarError, OSError) as error:
-        raise AutoNLError(f"{root}: cannot be read: {error}") from None
 
 
 def holds_loose_pictures(root: str) -> bool:
@@ -252,20 +265,27 @@ def refuse_empty_classes(root: str, reader: Any) -> None:
 
 def refuse_other_archives(root: str, reader: Any) -> None:
     """A .tar file is of class folders, at its top or in one folder: timm's reader takes the last folder of any path."""
-    paths = [
-        # a .tar file inside stands for a folder
-        os.path.normpath(os.path.join(Path(outer.name).stem if outer else "", inner.path.lstrip("/")))
-        for inner, _, outer in reader.samples
-    ]
-    folders = {os.path.dirname(path) for path in paths}
-    top = os.path.commonpath(folders if len(folders) > 1 else map(os.path.dirname, folders)) or os.curdir
-    paths = [os.path.relpath(path, top) for path in paths]
-    first = {path.split(os.sep)[0] for path in paths}
+    # the first image of a folder stands for all of it
+    samples = reader.samples[::-1]
+    places = {(outer.name if outer else "", os.path.dirname(inner.path)): inner for inner, _, outer in samples}
+    images = {folder_in_archive(*place): os.path.basename(inner.path) for place, inner in places.items()}
+    top = os.path.commonpath(images if len(images) > 1 else map(os.path.dirname, images)) or os.curdir
+    folders = {os.path.relpath(folder, top): os.path.join(folder, image) for folder, image in images.items()}
+    first = {folder.split(os.sep)[0] for folder in folders}
     if all(first.intersection(names) for names in SPLIT_NAMES.values()):
         raise AutoNLError(f"{root}: holds train and val; allowed: class folders; unpack it, or make a folder with "
                           "train.tar and val.tar")  # fmt: skip
-    refuse_nested(root, map(os.path.dirname, paths))
-    refuse_loose(root, (path for path in paths if os.sep not in path))
+    refuse_loose(root, [image for folder, image in folders.items() if folder == os.curdir])
+    refuse_nested(root, folders)
+
+
+def folder_in_archive(outer: str, inner: str) -> str:
+    """Of images in `inner` of the .tar file `outer` inside an archive, if any: it stands for a folder of its name."""
+    folder = os.path.splitext(outer)[0].strip("/")
+    inner = inner.strip("/")
+    if folder and os.path.normpath(inner) == os.path.basename(folder):  # made of the folder, not of what is in it
+        inner = ""
+    return os.path.normpath(os.path.join(folder, inner))
 
 
 def refuse_nested(root: str, folders: Iterable[str]) -> None:
@@ -277,7 +297,7 @@ def refuse_nested(root: str, folders: Iterable[str]) -> None:
 def refuse_loose(root: str, images: Iterable[str]) -> None:
     loose = sorted(images)
     if loose:
-        raise AutoNLError(f"{root}: the image {loose[0]!r} lies in no class folder")
+        raise AutoNLError(f"{root}: the image {os.path.normpath(loose[0])!r} lies in no class folder")
 
 
 def open_hugging_face(path: str, config: DataConfig) -> Source:

@@ -40,7 +40,7 @@ from autonl.train.config import replace, to_dict
 from autonl.train.folder import SEARCH_FILE, describe, describe_data, view_settings, write_description
 from autonl.train.loop import Loop, Result, share
 from autonl.train.progress import Progress
-from autonl.train.run import Started, Where, start
+from autonl.train.run import Started, Where, images_at_once, refuse_what_does_not_train, start
 from autonl.train.state import write_atomically, write_weights
 from autonl.weights import BEST_WEIGHTS, FINAL_WEIGHTS
 
@@ -81,8 +81,12 @@ def search(
 
     space and source, where given, stand in for those that the settings name.
     """
-    searching = prepare(config, folder, space, source, resume, where, progress, command)
-    result = searching.loop.run()
+    with start(config, folder, resume, where, progress) as started:
+        return found_by(prepare(started, config, space, source, command))
+
+
+def found_by(searching: Searching) -> Found:
+    result, folder = searching.loop.run(), searching.started.folder
     if result.stopped_by:
         return Found(result, searching.space)
     supernet, task, comparison = searching.supernet, searching.task, searching.comparison
@@ -137,16 +141,8 @@ class Searching:
 
 
 def prepare(
-    config: SearchConfig,
-    folder: Path,
-    space: Space | None,
-    source: Source | None,
-    resume: bool,
-    where: Where,
-    progress: Callable[[], Progress],
-    command: str,
+    started: Started, config: SearchConfig, space: Space | None, source: Source | None, command: str
 ) -> Searching:
-    started = start(config, folder, resume, where, progress)
     fabric = started.fabric
     given, config = config.search, with_defaults(config)
     if source is None:
@@ -170,6 +166,7 @@ def prepare(
     config = replace(config, search={"trial_resolution": resolution_to_text(size)})
     about = describe(space.spec(space.largest), config, space.classes, view.size, command) | describe_data(source)
     about |= {"space": to_dict(space), "table": fingerprint(config.search.table)}
+    refuse_what_does_not_train(supernet.network, view, images_at_once(config, fabric))
     started.refuse_other_run(about)
     loaders = Loaders(config.data, config.augment, view, space.classes, fabric.device, share(fabric), config.seed)
     assert source.train is not None  # open_source gives training images
@@ -190,7 +187,7 @@ def prepare(
     task = Search(supernet, config, budget, calibration)
     loop = started.loop(config, supernet, task, train, selection, about)
     if fabric.is_global_zero:  # nothing is left behind by settings that do not fit
-        write_description(folder, about | {"architecture": None}, source.classes)
+        write_description(started.folder, about | {"architecture": None}, source.classes)
     comparison = Comparison(config, fabric, supernet, selection, trial_batches, calibration)
     return Searching(config, started, space, budget, supernet, task, loop, comparison)
 

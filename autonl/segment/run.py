@@ -34,7 +34,7 @@ from autonl.train.folder import (
 from autonl.train.loop import Result, share
 from autonl.train.progress import Progress
 from autonl.train.records import rows_to_csv
-from autonl.train.run import Where, refuse_what_does_not_run, start
+from autonl.train.run import Started, Where, refuse_what_does_not_run, start
 from autonl.train.state import write_atomically
 from autonl.weights import SEGMENTATION, run_weights
 
@@ -54,8 +54,14 @@ def train_segmenter(
 
     The backbone starts from the file of a classifier's weights, else from those of the run folder that is the REF.
     """
-    started = start(config, folder, resume, where, progress)
-    fabric = started.fabric
+    with start(config, folder, resume, where, progress) as started:
+        return segmented(started, ref, config, weights, command)
+
+
+def segmented(
+    started: Started, ref: Ref, config: SegmentConfig, weights: str | os.PathLike[str] | None, command: str
+) -> Result:
+    fabric, folder = started.fabric, started.folder
     if rank_batch_size(config.data.batch_size, fabric.world_size, config.loop.accumulate) < 2:
         allowed = "two images and more on a device at a time: the head takes BN statistics of one value an image"
         refuse("data.batch_size", config.data.batch_size, allowed)

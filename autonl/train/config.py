@@ -12,7 +12,7 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import yaml
 
-from autonl.arch.codec import StrictLoader
+from autonl.arch.codec import EXPONENT, StrictLoader
 from autonl.data.config import AugmentConfig, DataConfig, at_least, between
 from autonl.errors import AutoNLError, refuse, refuse_name
 
@@ -169,6 +169,8 @@ def apply_setting(content: dict[str, Any], setting: str, kind: type) -> None:
         refuse_name("setting", name, known)
     try:
         value = yaml.load(text, Loader=StrictLoader)
+    except AutoNLError as error:
+        raise AutoNLError(f"--set {name}: {error}") from None
     except (yaml.YAMLError, ValueError, RecursionError):  # ValueError: a day that no month has
         refuse("--set", setting, "section.name=value with a value in YAML")
     place = content
@@ -232,7 +234,7 @@ def convert(value: Any, hint: Any, name: str) -> Any:
         return convert_tuple(value, get_args(hint), name)
     if get_origin(hint) is dict:
         if isinstance(value, dict) and all(isinstance(key, str) for key in value):
-            return value
+            return {key: with_numbers(item) for key, item in value.items()}
         refuse(name, value, "a mapping of names to values")
     if hint is float:
         return convert_float(value, name)
@@ -241,6 +243,13 @@ def convert(value: Any, hint: Any, name: str) -> Any:
     if hint is str and type(value) in (int, float):
         return str(value)
     refuse(name, value, {int: "a whole number", bool: "true or false", str: "text"}[hint])
+
+
+def with_numbers(value: Any) -> Any:
+    """A value whose type no setting tells: text such as 1e-3 is meant for a number there."""
+    if isinstance(value, list):
+        return [with_numbers(item) for item in value]
+    return float(value) if isinstance(value, str) and EXPONENT.fullmatch(value) else value
 
 
 def convert_float(value: Any, name: str) -> float:

@@ -101,7 +101,10 @@ def run_config(ref: Ref, settings: Iterable[str] = ()) -> Config:
 
 def run_colours(ref: Ref, config: Config, names: Sequence[str] = ("mean", "std")) -> dict[str, Any]:
     """How the network of a run folder saw its images, where the settings do not say it."""
-    kept = from_dict(Config, {"data": kept_settings(ref).get("data")}).data
+    try:
+        kept = from_dict(Config, {"data": kept_settings(ref).get("data")}).data
+    except AutoNLError as error:
+        raise AutoNLError(f"{ref}, {CONFIG_FILE}: {error}") from None
     found = {name: getattr(kept, name) for name in names if getattr(config.data, name) is None}
     return {name: value for name, value in found.items() if value is not None}
 

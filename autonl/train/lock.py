@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import weakref
 from pathlib import Path
 from typing import Any
 
@@ -17,28 +16,32 @@ LOCK_FILE = ".lock"  # stays in the folder: two processes could hold a file that
 
 
 class Lock:
-    """Of a run folder: until nothing refers to it, or the process ends in whatever way.
+    """Of a run folder: until it is released, or the process ends in whatever way.
 
     lockf, not flock: the lock is the process's own, so a data worker that outlives it does not keep it.
     """
 
     def __init__(self, folder: Path) -> None:
-        self.path, self.held = folder / LOCK_FILE, False
+        self.path = folder / LOCK_FILE
+        self.descriptor: int | None = None
 
     def take(self) -> bool:
         """False: another process holds it. No lock in a folder or a file system that does not let one be taken."""
-        if not fcntl or self.held:
+        if not fcntl or self.descriptor is not None:
             return True
         try:
             descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
         except OSError:  # who writes the first file of the run says why
             return True
-        weakref.finalize(self, os.close, descriptor)
         try:
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self.held = True
-        except (BlockingIOError, PermissionError):  # the two ways to say that it is held
-            return False
-        except OSError:
-            pass
+        except OSError as error:
+            os.close(descriptor)
+            return not isinstance(error, BlockingIOError | PermissionError)  # the two ways to say that it is held
+        self.descriptor = descriptor
         return True
+
+    def release(self) -> None:
+        if self.descriptor is not None:
+            os.close(self.descriptor)
+            self.descriptor = None

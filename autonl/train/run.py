@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,7 @@ class Started:
     shown: Progress
     checkpoint: dict[str, Any] | None
     lock: Lock | None = None  # None: the folder is inside one that is locked
+    seen: frozenset[str] = frozenset()  # of the run's files, when the checkpoint was looked for
 
     def refuse_other_run(self, about: dict[str, Any]) -> None:
         """Say that the run goes on, if it is the one that the settings describe."""
@@ -94,24 +96,42 @@ class Started:
             if self.fabric.is_global_zero:
                 make_folder(self.folder)
             refuse_locked(self.fabric, self.folder, self.lock)
+            if self.fabric.broadcast(run_files(self.folder) != self.seen):
+                raise AutoNLError(f"{self.folder}: another process has written a run there meanwhile; go on with it by "
+                                  "--resume, or choose another --out")  # fmt: skip
         return loop
 
 
-def start(config: Config, folder: Path, resume: bool, where: Where, progress: Callable[[], Progress]) -> Started:
-    """progress is called once, on the first process, when the processes are there."""
+@contextmanager
+def start(
+    config: Config, folder: Path, resume: bool, where: Where, progress: Callable[[], Progress]
+) -> Iterator[Started]:
+    """The run is this process's own until the context is left.
+
+    progress is called once, on the first process, when the processes are there.
+    """
     fabric = launch(where.devices, where.num_nodes, config.loop.precision, where.accelerator)
     shown, lock = progress() if fabric.is_global_zero else Progress(), Lock(folder)
-    if resume:  # nobody may write a newer checkpoint than the one that is read
-        refuse_locked(fabric, folder, lock)
-    checkpoint = find_checkpoint(folder, resume, shown)
-    fabric.barrier()  # all have looked before the first one writes
-    return Started(fabric, folder, shown, checkpoint, lock)
+    try:
+        if resume:  # nobody may write a newer checkpoint than the one that is read
+            refuse_locked(fabric, folder, lock)
+        seen = run_files(folder)
+        checkpoint = find_checkpoint(folder, resume, shown)
+        fabric.barrier()  # all have looked before the first one writes
+        yield Started(fabric, folder, shown, checkpoint, lock, seen)
+    finally:
+        lock.release()
 
 
 def refuse_locked(fabric: Fabric, folder: Path, lock: Lock) -> None:
     """The first process takes the lock for all of them."""
     if fabric.broadcast(fabric.is_global_zero and not lock.take()):
         raise AutoNLError(f"{folder}: another process is writing this run; wait for its end, or choose another --out")
+
+
+def run_files(folder: Path) -> frozenset[str]:
+    """What tells that a folder holds a run."""
+    return frozenset(name for name in (LAST, PREVIOUS, CONFIG_FILE) if (folder / name).exists())
 
 
 def train_classifier(
@@ -127,7 +147,13 @@ def train_classifier(
     command: str = "",
 ) -> Result:
     """Train the network of a REF on the images of `config.data.path` into a run folder."""
-    started = start(config, folder, resume, where, progress)
+    with start(config, folder, resume, where, progress) as started:
+        return classifier_loop(started, ref, config, weights, inherit, command).run()
+
+
+def classifier_loop(
+    started: Started, ref: Ref, config: Config, weights: str | os.PathLike[str] | None, inherit: bool, command: str
+) -> Loop:
     fabric = started.fabric
     source = open_source(config.data, config.seed)
     config = replace(config, model=run_arguments(ref) | num_classes(source) | config.model)
@@ -158,8 +184,8 @@ def train_classifier(
         about,
     )
     if fabric.is_global_zero:  # nothing is left behind by settings that do not fit; a resumed run may have moved
-        write_description(folder, about, source.classes)
-    return loop.run()
+        write_description(started.folder, about, source.classes)
+    return loop
 
 
 def evaluate_classifier(
@@ -273,9 +299,8 @@ def known_classes(ref: Ref) -> list[str]:
 def find_checkpoint(folder: Path, resume: bool, progress: Progress) -> dict[str, Any] | None:
     """The checkpoint to go on from; a folder that holds a run is never written over."""
     if not resume:
-        for name in (LAST, PREVIOUS, CONFIG_FILE):
-            if (folder / name).exists():
-                raise AutoNLError(f"{folder}: holds a run already; go on with it by --resume, or choose another --out")
+        if run_files(folder):
+            raise AutoNLError(f"{folder}: holds a run already; go on with it by --resume, or choose another --out")
         return None
     checkpoint, problems = read_checkpoint(folder)
     for problem in problems:

@@ -91,12 +91,13 @@ def test_an_archive_is_read_as_its_folder(tmp_path):
 
 
 def write_archive(path, names):
-    """An image a name; a name that ends in .tar is an archive with the one image 0.png."""
+    """An image a name; one that ends in .tar is an archive with the one image 0.png, or the one behind a colon."""
     with tarfile.open(path, "w") as archive:
-        for value, name in enumerate(names):
+        for value, entry in enumerate(names):
+            name, _, inner = entry.partition(":")
             place = path.parent / f"{value}{Path(name).suffix}"
             if place.suffix == ".tar":
-                write_archive(place, ["0.png"])
+                write_archive(place, [inner or "0.png"])
             elif place.suffix == ".png":
                 Image.new("RGB", (8, 8), (value, value, value)).save(place)
             else:
@@ -111,12 +112,14 @@ def write_archive(path, names):
         ["./a/0.png", "./b/0.png"],
         ["set/a/0.png", "set/b/0.png", "readme.txt"],
         ["a.tar", "b.tar"],
+        ["./set/a.tar", "./set/b.tar"],
+        ["a.tar:a/0.png", "b.tar:./b/0.png"],
     ],
 )
 def test_class_folders_in_an_archive(tmp_path, names):
     write_archive(tmp_path / "set.tar", names)
     source = open_evaluation(DataConfig(path=str(tmp_path / "set.tar")))
-    assert (source.classes, source.validation.labels.tolist()) == (("a", "b"), [0, 1])
+    assert (source.classes, sorted(source.validation.labels.tolist())) == (("a", "b"), [0, 1])
 
 
 @pytest.mark.parametrize(
@@ -126,7 +129,10 @@ def test_class_folders_in_an_archive(tmp_path, names):
         (["set/train/a/0.png", "set/val/a/0.png"], "set.tar: holds train and val"),
         (["a/left/0.png", "a/right/0.png", "b/0.png"], "'a/left' is a folder inside a class"),
         (["a/0.png", "b/0.png", "0.png"], "the image '0.png' lies in no class folder"),
-        (["a/0.png", "a/x/0.png"], "the image '0.png' lies in no class folder"),
+        (["a/0.png", "a/x/0.png"], "the image 'a/0.png' lies in no class folder"),
+        (["train/a.tar", "train/b.tar", "val/a.tar"], "set.tar: holds train and val"),
+        (["x/a.tar", "y/a.tar"], "'x/a' is a folder inside a class"),
+        (["a.tar:x/0.png", "a.tar:y/0.png", "b.tar"], "'a/x' is a folder inside a class"),
         (["0.png", "1.png"], "the image '0.png' lies in no class folder"),
         (["readme.txt"], "set.tar: holds no images"),
     ],
@@ -158,16 +164,17 @@ def test_a_class_list_that_is_refused(tmp_path, opened, names, message):
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        ("1023456789", "digits: brings its own classes: 0 is '0', and '1' for the network or in data.classes"),
-        ("012345678", "digits: brings its own classes: 9 is '9', and None for the network"),
-        ("0123456789x", "digits: brings its own classes: 10 is None, and 'x' for the network"),
+        ("1023456789", "digits: numbers its classes by itself: '0' is 0 there, and 1 for the network or in data.cla"),
+        ("x234567891", "digits: numbers its classes by itself: '1' is 1 there, and 9 for the network"),
+        ("012345678", "digits: numbers its 10 classes by itself, the network or data.classes has 9; allowed: as many"),
     ],
 )
 @pytest.mark.parametrize("opened", [open_source, open_evaluation])
 def test_a_set_with_classes_of_its_own_has_those_of_the_network(opened, names, message):
     with pytest.raises(AutoNLError, match=message):
         opened(DataConfig(path="digits"), classes=tuple(names))
-    assert opened(DataConfig(path="digits"), classes=tuple("0123456789")).classes == tuple("0123456789")
+    for words in ("0123456789", "abcdefghij", "0b23456789"):  # other words for the same numbers
+        assert opened(DataConfig(path="digits"), classes=tuple(words)).classes == tuple("0123456789")
 
 
 def test_a_hugging_face_set_has_the_classes_of_the_network(monkeypatch):
@@ -176,7 +183,7 @@ def test_a_hugging_face_set_has_the_classes_of_the_network(monkeypatch):
 
     monkeypatch.setattr(sources, "create_reader", lambda path, split: Reader())
     assert open_source(DataConfig(path="hfds/pets"), classes=("cat", "dog")).train.labels.tolist() == [0, 1, 1]
-    with pytest.raises(AutoNLError, match=r"hfds/pets: brings its own classes: 0 is 'cat', and 'dog' for the network"):
+    with pytest.raises(AutoNLError, match=r"hfds/pets: numbers its classes by itself: 'cat' is 0 there, and 1 for the"):
         open_source(DataConfig(path="hfds/pets"), classes=("dog", "cat"))
 
 

@@ -7,10 +7,11 @@ import torch
 from autonl.data.digits import digits
 from autonl.data.sources import Source
 from autonl.search.config import SearchConfig
-from autonl.search.run import search
+from autonl.search.run import prepare, search
 from autonl.search.space import Space
 from autonl.train.config import load_config
 from autonl.train.progress import Progress
+from autonl.train.run import start
 from tests.train.small import ON_CPU
 
 TINY = Space(
@@ -34,6 +35,11 @@ def few_digits(images):
     train, validation = digits()
     kept, few = torch.arange(0, len(train), len(train) // images), torch.arange(0, len(validation), 5)
     return Source(tuple("0123456789"), train.subset(kept), validation.subset(few))
+
+
+def prepared(config, folder, images):
+    with start(config, folder, False, ON_CPU, Progress) as started:
+        return prepare(started, config, TINY, few_digits(images), "")
 
 
 def run_search(folder, *settings, space=TINY, images=400, resume=False, source=None, epochs=2, progress=Progress):

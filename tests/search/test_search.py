@@ -19,17 +19,16 @@ from autonl.search.budget import parse_budget
 from autonl.search.chance import random_network
 from autonl.search.config import SearchConfig
 from autonl.search.landing import land
-from autonl.search.run import prepare, search
+from autonl.search.run import search
 from autonl.search.space import Space, load_space
 from autonl.search.supernet import SuperNet
 from autonl.search.task import Search
 from autonl.train.config import load_config
-from autonl.train.progress import Progress
 from autonl.weights import load
 from tests.conftest import PROVE, prove
 from tests.search.far_apart import SPACE, far_apart
-from tests.search.small import TINY, few_digits, run_search
-from tests.train.small import ON_CPU, die_at, in_child, rows
+from tests.search.small import TINY, prepared, run_search
+from tests.train.small import ON_CPU, die_at, held_by_another, in_child, rows
 from tests.train.test_processes import join, processes
 
 # -- the images --
@@ -39,10 +38,22 @@ from tests.train.test_processes import join, processes
 def test_images_have_the_size_that_macs_are_counted_at(asked, size, tmp_path):
     """Whatever the recipe says."""
     config = load_config("demo", [f"search.resolution={asked}", "data.image_size=64"], SearchConfig)
-    searching = prepare(config, tmp_path / "run", TINY, few_digits(400), False, ON_CPU, Progress, "")
+    searching = prepared(config, tmp_path / "run", 400)
     images, _ = next(iter(searching.loop.train.epoch(0)))
     assert images.shape[2:] == searching.supernet.resolution == size
     assert searching.config.data.image_size == (24 if asked == "24" else None)  # the architecture has the rectangle
+
+
+def test_bn_over_a_single_value_is_refused_before_anything_is_written(tmp_path):
+    with pytest.raises(AutoNLError, match=r"data.batch_size: the network cannot be trained on 1 image of 8x8 at"):
+        run_search(tmp_path / "run", "search.resolution=8", "data.batch_size=1", images=50)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_search_that_another_process_writes_is_refused(tmp_path):
+    with held_by_another(tmp_path / "run"), pytest.raises(AutoNLError, match="another process is writing this run"):
+        run_search(tmp_path / "run", images=50)
+    assert [path.name for path in (tmp_path / "run").iterdir()] == [".lock"]
 
 
 @pytest.mark.parametrize("path", ["wds/shards", "hfids/images"])
@@ -145,7 +156,7 @@ def test_networks_of_a_search_are_the_spaces(tmp_path):
             run_search(tmp_path / "run", f"model.{name}={value}")
     assert not (tmp_path / "run").exists()
     config = load_config("demo", ["model.drop_rate=0.3"], SearchConfig)
-    searching = prepare(config, tmp_path / "run", TINY, few_digits(400), False, ON_CPU, Progress, "")
+    searching = prepared(config, tmp_path / "run", 400)
     assert searching.space.spec(searching.space.largest).dropout == 0.3
     assert searching.config.model == {}
 
@@ -393,5 +404,5 @@ def test_processes_agree_on_how_well_the_task_is_learned(tmp_path):
 
 def test_the_memory_of_the_evidence_is_a_setting(tmp_path):
     config = load_config("demo", ["search.memory=0"], SearchConfig)
-    searching = prepare(config, tmp_path / "run", TINY, few_digits(160), False, ON_CPU, Progress, "")
+    searching = prepared(config, tmp_path / "run", 160)
     assert searching.supernet.gates.memory == 0

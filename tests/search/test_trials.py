@@ -15,16 +15,15 @@ from autonl.search.compare import Candidate, Comparison, shortened
 from autonl.search.config import SearchConfig
 from autonl.search.gates import from_choices, to_choices
 from autonl.search.landing import land
-from autonl.search.run import prepare, trial_size, with_defaults
+from autonl.search.run import trial_size, with_defaults
 from autonl.search.space import Choice
 from autonl.search.supernet import SuperNet
 from autonl.search.trials import by_trial, tried, whim, worth
 from autonl.train.config import load_config
 from autonl.train.progress import Progress
 from autonl.train.records import NonFiniteError
-from tests.search.small import TINY, few_digits, run_search
+from tests.search.small import prepared, run_search
 from tests.search.test_supernet import SMALL
-from tests.train.small import ON_CPU
 
 
 def test_pictures_warnings_and_trials(tmp_path):
@@ -219,7 +218,7 @@ def test_many_trials_are_longer_and_see_fewer_pixels(trials, epochs, sizes, tmp_
     config = load_config("demo", settings, SearchConfig)
     assert {side: trial_size(config.search, (side, side))[1] for side in sizes} == sizes
     assert trial_size(config.search, (96, 224)) == (sizes[96], sizes[224])
-    prepare(config, tmp_path / "run", TINY, few_digits(160), False, ON_CPU, Progress, "")
+    prepared(config, tmp_path / "run", 160)
     written = load_config(str(tmp_path / "run" / "config.yaml"), (), SearchConfig).search
     assert (written.trial_epochs, written.trial_resolution) == (epochs, "32")
     config = load_config("demo", [*settings, "search.trial_epochs=3"], SearchConfig)
@@ -241,7 +240,7 @@ def test_trials_have_the_epochs_and_the_size_of_the_settings(tmp_path):
 
 def test_trials_may_see_fewer_pixels_of_the_same_images(tmp_path):
     config = load_config("demo", ["search.trial_resolution=24x20"], SearchConfig)
-    searching = prepare(config, tmp_path / "run", TINY, few_digits(160), False, ON_CPU, Progress, "")
+    searching = prepared(config, tmp_path / "run", 160)
     train, selection = searching.comparison.trial_batches
     for batches in (train.epoch(0), selection):
         assert next(iter(batches))[0].shape[2:] == (24, 20)
@@ -252,7 +251,7 @@ def test_trials_may_see_fewer_pixels_of_the_same_images(tmp_path):
     for text, allowed in (("few", "a size such as 224"), ("7", "8 to 32"), ("33", "8 to 32"), ("32x48", "8 to 32")):
         config = load_config("demo", [f"search.trial_resolution={text}"], SearchConfig)
         with pytest.raises(AutoNLError, match=rf"search\.trial_resolution: '{text}' is not allowed; .*{allowed}"):
-            prepare(config, tmp_path / text, TINY, few_digits(160), False, ON_CPU, Progress, "")
+            prepared(config, tmp_path / text, 160)
         assert not (tmp_path / text / "run.yaml").exists()
 
 

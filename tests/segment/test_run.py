@@ -20,7 +20,7 @@ from autonl.segment.run import train_segmenter
 from autonl.train.progress import Progress
 from tests.segment.small import CLASSES, segment_config, segment_small, write_set
 from tests.segment.test_task import confusion, mean_iou
-from tests.train.small import NETWORK, ON_CPU, rows
+from tests.train.small import NETWORK, ON_CPU, held_by_another, rows
 from tests.train.test_processes import join, processes
 
 
@@ -76,6 +76,12 @@ def test_miou_with_two_processes(drawn, tmp_path):
     """Five images on two ranks in batches of two: one rank has one more, and none counts twice."""
     join(processes(2, segment_small, drawn, tmp_path / "run"))
     assert_counted_by_hand(drawn, tmp_path / "run")
+
+
+def test_a_segmentation_that_another_process_writes_is_refused(drawn, tmp_path):
+    with held_by_another(tmp_path / "run"), pytest.raises(AutoNLError, match="another process is writing this run"):
+        segment_small(drawn, tmp_path / "run")
+    assert [path.name for path in (tmp_path / "run").iterdir()] == [".lock"]
 
 
 def test_the_run_folder(finished):

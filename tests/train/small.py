@@ -4,6 +4,8 @@ import csv
 import multiprocessing
 import os
 import signal
+import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 from PIL import Image
@@ -12,6 +14,7 @@ from autonl.arch.codec import block_from_string
 from autonl.arch.spec import ArchSpec
 from autonl.data.digits import digits
 from autonl.train.config import Config, from_dict
+from autonl.train.lock import Lock
 from autonl.train.records import TIME_COLUMNS
 from autonl.train.run import Where, train_classifier
 
@@ -74,6 +77,31 @@ def in_child(function, *arguments):
     process = multiprocessing.get_context("fork").Process(target=function, args=arguments)
     process.start()
     return process
+
+
+@contextmanager
+def held_by_another(folder):
+    """While another process holds the run in the folder."""
+    ours, theirs = multiprocessing.Pipe()
+    folder.mkdir(parents=True, exist_ok=True)
+
+    def hold():
+        theirs.send(Lock(folder).take())
+        theirs.recv()
+
+    process = in_child(hold)
+    assert ours.recv()
+    try:
+        yield
+    finally:
+        kill(process)
+
+
+def another_could_take(folder):
+    """Whether a lock of the run in the folder is to be had."""
+    process = in_child(lambda: sys.exit(0 if Lock(folder).take() else 1))
+    process.join()
+    return process.exitcode == 0
 
 
 def die_at(call, count):

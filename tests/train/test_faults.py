@@ -1,6 +1,7 @@
 """What goes wrong ends in one clear line, and costs no more than the newest checkpoint."""
 
 import errno
+import gc
 import os
 import re
 import resource
@@ -15,7 +16,16 @@ from autonl.errors import AutoNLError
 from autonl.train import lock, loop, run, state
 from autonl.train.progress import Progress
 from autonl.train.tasks import Classification
-from tests.train.small import NETWORK, ON_CPU, in_child, kill, rows, small_config, train_small
+from tests.train.small import (
+    NETWORK,
+    ON_CPU,
+    another_could_take,
+    in_child,
+    kill,
+    rows,
+    small_config,
+    train_small,
+)
 
 SETTINGS = {"data": {"workers": 0}}
 
@@ -112,7 +122,7 @@ def test_a_full_disk_leaves_the_previous_checkpoint_whole(digit_folder, finished
     assert process.exitcode == 0  # AutoNLError that names the file, see below
     content = state.load_file(tmp_path / "full" / state.LAST)
     assert content["step"] == 3
-    assert not list((tmp_path / "full").glob(".*.writing"))
+    assert [path.name for path in (tmp_path / "full").glob(".*")] == [lock.LOCK_FILE]
     resume_told(digit_folder, tmp_path / "full")
     assert rows(tmp_path / "full") == rows(finished)
 
@@ -210,7 +220,7 @@ def train_and_wait(path, folder, written):
     )
 
 
-def test_a_run_is_written_by_one_process_at_a_time(digit_folder, tmp_path):
+def test_a_run_is_written_by_one_process_at_a_time(digit_folder, tmp_path, monkeypatch):
     folder, written = tmp_path / "run", tmp_path / "written"
     process = in_child(train_and_wait, digit_folder, folder, written)
     try:
@@ -218,8 +228,10 @@ def test_a_run_is_written_by_one_process_at_a_time(digit_folder, tmp_path):
             assert process.is_alive()
             time.sleep(0.05)
         before = {path: path.read_bytes() for path in folder.iterdir() if path.is_file()}
-        with pytest.raises(AutoNLError, match="run: another process is writing this run; wait for its end, or choose"):
-            resume_told(digit_folder, folder)
+        with monkeypatch.context() as patched:  # refused before a checkpoint is read that would be old by then
+            patched.setattr(run, "read_checkpoint", lambda folder: pytest.fail("was read"))
+            with pytest.raises(AutoNLError, match="run: another process is writing this run; wait for its end, or"):
+                resume_told(digit_folder, folder)
         for path in (folder / state.LAST, folder / "config.yaml"):
             path.rename(tmp_path / path.name)  # as if the first process had not come to write it
         with pytest.raises(AutoNLError, match="another process is writing this run"):
@@ -230,6 +242,42 @@ def test_a_run_is_written_by_one_process_at_a_time(digit_folder, tmp_path):
     finally:
         kill(process)
     assert "going on behind step 3" in resume_told(digit_folder, folder)[0]  # its data worker may still be there
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_run_that_another_process_wrote_meanwhile_is_kept(digit_folder, finished, monkeypatch, tmp_path, resume):
+    """Between the look for a checkpoint and the lock lies the reading of all images."""
+    folder, opened = tmp_path / "new", run.open_source
+
+    def open_late(*arguments):
+        finished.rename(folder)
+        return opened(*arguments)
+
+    monkeypatch.setattr(run, "open_source", open_late)
+    before = {path.name: path.read_bytes() for path in finished.iterdir() if path.is_file()}
+    with pytest.raises(AutoNLError, match="new: another process has written a run there meanwhile; go on with it by"):
+        train_small(digit_folder, folder, resume=resume, **SETTINGS)
+    after = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    assert after == before | {lock.LOCK_FILE: b""}
+    assert another_could_take(folder)
+
+
+class Impatient(Progress):
+    def row(self, row):
+        raise KeyboardInterrupt
+
+
+def test_a_run_is_free_when_it_is_over_whatever_ended_it(digit_folder, tmp_path):
+    """A notebook keeps the last exception, and with it all that its frames hold."""
+    folder, config = tmp_path / "run", small_config(digit_folder, **SETTINGS)
+    with pytest.raises(KeyboardInterrupt) as kept:
+        run.train_classifier(NETWORK, config, folder, where=ON_CPU, progress=Impatient)
+    assert another_could_take(folder)
+    with run.start(config, folder, True, ON_CPU, Progress):
+        assert not another_could_take(folder)
+        del kept
+        gc.collect()
+        assert not another_could_take(folder)
 
 
 def test_a_folder_that_cannot_be_locked_is_written_to(tmp_path, monkeypatch):

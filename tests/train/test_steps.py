@@ -160,6 +160,26 @@ def test_a_run_that_is_stopped_knows_what_it_has_saved(tmp_path, batches, saved)
     assert (checkpoint and checkpoint["step"]) == saved
 
 
+def test_the_calibration_draws_the_same_every_time(tmp_path):
+    """For dropout, another thing for every batch and every process; whatever the fetching of a batch draws."""
+
+    class Drawing(Numbers):
+        def epoch(self, epoch, first_batch=0):
+            for batch in super().epoch(epoch):
+                torch.rand(3)
+                yield batch
+
+    running = looped(tmp_path, Drawing([1.0] * 3), [], calibrate_batches=2)
+
+    def drawn(rank):
+        running.fabric = SimpleNamespace(global_rank=rank)
+        return [torch.rand(()).item() for _ in running.calibration()]
+
+    torch.rand(5)
+    assert drawn(0) == drawn(0)
+    assert len({*drawn(0), *drawn(1)}) == 4
+
+
 def test_a_signal_that_comes_while_the_processes_agree_is_not_lost(tmp_path):
     """The others answer that nobody has asked, for all they know."""
     running, stop = looped(tmp_path, Numbers([1.0] * 4), []), StopRequest()
