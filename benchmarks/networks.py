@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from autonl.models import create_model
+from autonl.nn.kernels.trunk import use_trunk_kernels
 from autonl.nn.light_nonlocal import LightNL
 from benchmarks import (
     RESULTS,
@@ -44,15 +45,18 @@ TABLE = ("network", "variant", "mode", "compiled", "batch", "images_per_s", "pea
 
 
 def build(ref: str, variant: str) -> nn.Module:
-    """A network: its LightNL blocks with kernels, on the plain path, or taken out. `variant` "" leaves it alone."""
+    """A network: its LightNL blocks with kernels, on the plain path, or taken out. `variant` "" leaves it alone; in
+    `trunk` what is around LightNL has kernels too."""
     model = create_model(ref)
     for parent in list(model.modules()):
         for name, block in parent.named_children():
             if isinstance(block, LightNL):
                 nn.init.ones_(block.bn.weight)  # as after training: at zero, the branch would be all zeros
-                block.fused = variant == "kernels"
+                block.fused = variant in ("kernels", "trunk")
                 if variant == "bare":
                     setattr(parent, name, nn.Identity())
+    if variant == "trunk":
+        use_trunk_kernels(model)
     return model
 
 

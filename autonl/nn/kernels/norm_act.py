@@ -1,0 +1,240 @@
+# ruff: noqa: N803 - Triton writes what is known when a kernel is compiled in capitals
+"""BN with its activation in Triton, for training: y = act(gamma (x - mean) / sqrt(variance + eps) + beta).
+
+PyTorch passes over memory thirteen times for this and its gradient, in eager mode; here it is eight. What is between BN
+and activation is not kept: the backward pass makes it again from x.
+
+Maps are channels-last, so x is rows of channels, one after the other in memory. A line is as many rows as fill a tile's
+power of two of columns: column j of a line is channel j % C. Kernels are compiled for tiles, not for numbers of
+channels: C8 = C / 8 and what is made of it are not known to the compiler, but that eight channels are one load of 16
+bytes is.
+"""
+
+import triton
+import triton.language as tl
+
+from autonl.nn.kernels.pieces import chain
+
+SIZES = ("T8", "C8", "line", "chunk", "entries", "count")  # one compiled kernel for all of them
+
+
+@triton.jit
+def columns(C8, line, W: tl.constexpr):
+    """(columns of a line, this block's columns (W,), the channels they are (W,), which are real (W,))."""
+    chs = C8 * 8
+    width = chs * line
+    column = tl.program_id(0) * W + tl.arange(0, W)
+    row = ((column + 0.5) / chs).to(tl.int32)  # exact up to a million columns, in a third of an integer division's time
+    return width, column, column - row * chs, column < width
+
+
+@triton.jit
+def scale_and_shift(gamma, beta, statistics, channel, real, chs, eps):
+    """BN as scale x + shift, and its parts: 4 x (W,) float32."""
+    mean = tl.load(statistics + channel, mask=real, other=0.0)
+    inverse = tl.rsqrt(tl.load(statistics + chs + channel, mask=real, other=1.0) + eps)
+    scale = tl.load(gamma + channel, mask=real, other=0.0).to(tl.float32) * inverse
+    return scale, tl.load(beta + channel, mask=real, other=0.0).to(tl.float32) - mean * scale, mean, inverse
+
+
+@triton.jit
+def activated(value, ACT: tl.constexpr):
+    if ACT == "silu":
+        return value * tl.sigmoid(value)
+    elif ACT == "relu":
+        return tl.maximum(value, 0.0)
+    elif ACT == "relu6":
+        return tl.minimum(tl.maximum(value, 0.0), 6.0)
+    else:
+        return value
+
+
+@triton.jit
+def through(slope, value, ACT: tl.constexpr):
+    """slope times the activation's own at a value."""
+    if ACT == "silu":
+        gate = tl.sigmoid(value)
+        return slope * gate * (1.0 + value * (1.0 - gate))
+    elif ACT == "relu":
+        return tl.where(value > 0.0, slope, 0.0)
+    elif ACT == "relu6":
+        return tl.where((value > 0.0) & (value < 6.0), slope, 0.0)
+    else:
+        return slope
+
+
+@triton.jit
+def store_sums(partial_sums, column, real, width, first, second):
+    """A program's two sums (W,) into its place of (chunks, 2, line C)."""
+    out = partial_sums + tl.program_id(1) * (2 * width) + column
+    tl.store(out, first, mask=real)
+    tl.store(out + width, second, mask=real)
+
+
+@triton.jit
+def total_sums(partial_sums, channel, real, entries, line, chs, ROWS: tl.constexpr, CB: tl.constexpr):
+    """The two sums over all chunks and rows of a line: 2 x (CB,)."""
+    first = tl.zeros((ROWS, CB), dtype=tl.float32)
+    second = tl.zeros((ROWS, CB), dtype=tl.float32)
+    for start in range(0, entries, ROWS):
+        entry = start + tl.arange(0, ROWS)
+        inside = (entry < entries)[:, None] & real[None, :]
+        place = ((entry // line) * 2 * line + entry % line)[:, None] * chs + channel[None, :]
+        first += tl.load(partial_sums + place, mask=inside, other=0.0)
+        second += tl.load(partial_sums + place + line * chs, mask=inside, other=0.0)
+    return tl.sum(first, axis=0), tl.sum(second, axis=0)
+
+
+@triton.jit(do_not_specialize=SIZES)
+def moment_sums(
+    x,  # rows of C channels
+    partial_sums,  # (chunks, 2, line C) float32: sums of x - x[0] and of its square
+    T8,  # values of x / 8
+    C8, line,
+    chunk,  # lines a program
+    R: tl.constexpr, W: tl.constexpr, TILES: tl.constexpr, FOLLOWS: tl.constexpr, LEADS: tl.constexpr,
+):  # fmt: skip
+    """Differences from the first row: they are near the mean, so that squares cancel little."""
+    chain(FOLLOWS, LEADS)
+    width, column, channel, real = columns(C8, line, W)
+    pivot = tl.load(x + channel, mask=real, other=0.0).to(tl.float32)
+    first = tl.zeros((R, W), dtype=tl.float32)
+    second = tl.zeros((R, W), dtype=tl.float32)
+    begin = tl.program_id(1) * chunk
+    for start in range(begin, begin + chunk, R * TILES):
+        for tile in tl.static_range(TILES):
+            row = start + tile * R + tl.arange(0, R)
+            place = row[:, None] * width + column[None, :]
+            inside = (row < begin + chunk)[:, None] & real[None, :] & (place < T8 * 8)
+            away = tl.load(x + place, mask=inside, other=0.0).to(tl.float32) - pivot[None, :]
+            away = tl.where(inside, away, 0.0)
+            first += away
+            second += away * away
+    store_sums(partial_sums, column, real, width, tl.sum(first, axis=0), tl.sum(second, axis=0))
+
+
+@triton.jit(do_not_specialize=SIZES)
+def norm_statistics(
+    x, partial_sums,
+    statistics,  # (2, C) float32: mean and biased variance
+    running_mean, running_variance,  # (C,), moved in place where UPDATE, as is the next
+    batches_tracked,  # () int64
+    entries, line, C8,
+    count,  # values a channel
+    momentum,
+    UPDATE: tl.constexpr, ROWS: tl.constexpr, CB: tl.constexpr, FOLLOWS: tl.constexpr, LEADS: tl.constexpr,
+):  # fmt: skip
+    chain(FOLLOWS, LEADS)
+    chs = C8 * 8
+    channel = tl.program_id(0) * CB + tl.arange(0, CB)
+    real = channel < chs
+    pivot = tl.load(x + channel, mask=real, other=0.0).to(tl.float32)
+    first, second = total_sums(partial_sums, channel, real, entries, line, chs, ROWS, CB)
+    count = count * 1.0
+    off = first / count
+    mean = pivot + off
+    squares = tl.maximum(second - first * off, 0.0)
+    tl.store(statistics + channel, mean, mask=real)
+    tl.store(statistics + chs + channel, squares / count, mask=real)
+    if UPDATE:
+        old_mean = tl.load(running_mean + channel, mask=real, other=0.0).to(tl.float32)
+        old_variance = tl.load(running_variance + channel, mask=real, other=0.0).to(tl.float32)
+        new_mean = old_mean + momentum * (mean - old_mean)
+        new_variance = old_variance + momentum * (squares / (count - 1) - old_variance)  # unbiased
+        tl.store(running_mean + channel, new_mean.to(running_mean.dtype.element_ty), mask=real)
+        tl.store(running_variance + channel, new_variance.to(running_variance.dtype.element_ty), mask=real)
+        if tl.program_id(0) == 0:
+            tl.store(batches_tracked, tl.load(batches_tracked) + 1)
+
+
+@triton.jit(do_not_specialize=SIZES)
+def normalise_act(
+    x, y,  # rows of C channels
+    gamma, beta,  # (C,)
+    statistics,
+    T8, C8, line, eps,
+    ACT: tl.constexpr, R: tl.constexpr, W: tl.constexpr, FOLLOWS: tl.constexpr, LEADS: tl.constexpr,
+):  # fmt: skip
+    chain(FOLLOWS, LEADS)
+    width, column, channel, real = columns(C8, line, W)
+    scale, shift, _, _ = scale_and_shift(gamma, beta, statistics, channel, real, C8 * 8, eps)
+    row = tl.program_id(1) * R + tl.arange(0, R)
+    place = row[:, None] * width + column[None, :]
+    inside = real[None, :] & (place < T8 * 8)
+    value = tl.load(x + place, mask=inside, other=0.0).to(tl.float32) * scale[None, :] + shift[None, :]
+    tl.store(y + place, activated(value, ACT).to(y.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=SIZES)
+def slope_sums(
+    dy, x,  # rows of C channels
+    gamma, beta, statistics,
+    partial_sums,  # (chunks, 2, line C) float32: sums of dv and of dv (x - mean) / sqrt(variance + eps)
+    T8, C8, line, chunk, eps,
+    ACT: tl.constexpr, R: tl.constexpr, W: tl.constexpr, TILES: tl.constexpr,
+    FOLLOWS: tl.constexpr, LEADS: tl.constexpr,
+):  # fmt: skip
+    """dv is the gradient of what the activation takes."""
+    chain(FOLLOWS, LEADS)
+    width, column, channel, real = columns(C8, line, W)
+    scale, shift, mean, inverse = scale_and_shift(gamma, beta, statistics, channel, real, C8 * 8, eps)
+    first = tl.zeros((R, W), dtype=tl.float32)
+    second = tl.zeros((R, W), dtype=tl.float32)
+    begin = tl.program_id(1) * chunk
+    for start in range(begin, begin + chunk, R * TILES):
+        for tile in tl.static_range(TILES):
+            row = start + tile * R + tl.arange(0, R)
+            place = row[:, None] * width + column[None, :]
+            inside = (row < begin + chunk)[:, None] & real[None, :] & (place < T8 * 8)
+            slope = tl.load(dy + place, mask=inside, other=0.0).to(tl.float32)
+            value = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
+            slope = through(slope, value * scale[None, :] + shift[None, :], ACT)
+            first += slope
+            second += slope * (value - mean[None, :])
+    store_sums(partial_sums, column, real, width, tl.sum(first, axis=0), tl.sum(second, axis=0) * inverse)
+
+
+@triton.jit(do_not_specialize=SIZES)
+def norm_gradients(
+    partial_sums,
+    sums,  # (2, C) float32
+    d_beta, d_gamma,  # (C,) the same in the parameters' dtype
+    entries, line, C8,
+    ROWS: tl.constexpr, CB: tl.constexpr, FOLLOWS: tl.constexpr, LEADS: tl.constexpr,
+):  # fmt: skip
+    chain(FOLLOWS, LEADS)
+    chs = C8 * 8
+    channel = tl.program_id(0) * CB + tl.arange(0, CB)
+    real = channel < chs
+    first, second = total_sums(partial_sums, channel, real, entries, line, chs, ROWS, CB)
+    tl.store(sums + channel, first, mask=real)
+    tl.store(sums + chs + channel, second, mask=real)
+    tl.store(d_beta + channel, first.to(d_beta.dtype.element_ty), mask=real)
+    tl.store(d_gamma + channel, second.to(d_gamma.dtype.element_ty), mask=real)
+
+
+@triton.jit(do_not_specialize=SIZES)
+def norm_act_input(
+    dy, x, dx,  # rows of C channels
+    gamma, beta, statistics, sums,
+    T8, C8, line,
+    count,  # values a channel
+    eps,
+    ACT: tl.constexpr, R: tl.constexpr, W: tl.constexpr, FOLLOWS: tl.constexpr, LEADS: tl.constexpr,
+):  # fmt: skip
+    """dx = scale (dv - mean of dv - (x - mean) / sqrt(variance + eps) times the mean of dv times that)."""
+    chain(FOLLOWS, LEADS)
+    chs = C8 * 8
+    width, column, channel, real = columns(C8, line, W)
+    scale, shift, mean, inverse = scale_and_shift(gamma, beta, statistics, channel, real, chs, eps)
+    level = tl.load(sums + channel, mask=real, other=0.0) / count
+    drift = tl.load(sums + chs + channel, mask=real, other=0.0) / count * inverse
+    level -= drift * mean
+    row = tl.program_id(1) * R + tl.arange(0, R)
+    place = row[:, None] * width + column[None, :]
+    inside = real[None, :] & (place < T8 * 8)
+    slope = tl.load(dy + place, mask=inside, other=0.0).to(tl.float32)
+    value = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
+    slope = through(slope, value * scale[None, :] + shift[None, :], ACT)
+    out = scale[None, :] * (slope - (drift[None, :] * value + level[None, :]))
+    tl.store(dx + place, out.to(dx.dtype.element_ty), mask=inside)
