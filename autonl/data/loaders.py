@@ -150,8 +150,12 @@ class StreamTraining:
     def again_and_again(self) -> Iterator[Batch]:
         while True:
             batch = None
-            for batch in self.batches:
-                yield batch
+            try:
+                for batch in self.batches:
+                    yield batch
+            except UnboundLocalError:  # what the loader of timm 1.0.29 ends with where there is no batch
+                if batch is not None:
+                    raise
             if batch is None:
                 raise AutoNLError("the stream came to its end without a batch; allowed: data.batch_size images a "
                                   "worker, by a lower data.batch_size or fewer data.workers")  # fmt: skip

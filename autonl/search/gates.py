@@ -143,7 +143,8 @@ class Gates(nn.Module):
         """The relaxed gates, sigmoid(margin / temperature): how likely each is open when drawn."""
         if self.mode == "open":  # a gradient of zero, so that processes have something to exchange
             return torch.ones_like(self.threshold) + 0 * self.threshold
-        return torch.where(self.always_open, 1.0, torch.sigmoid(self.margins() / self.temperature))
+        always_open = self.always_open.clone()  # DDP of torch 2.11 writes to buffers before the backward pass
+        return torch.where(always_open, 1.0, torch.sigmoid(self.margins() / self.temperature))
 
     def decisions(self) -> Tensor:
         """(blocks, gates) of booleans: what the margins say, without any sampling."""
