@@ -130,15 +130,20 @@ def interpret() -> None:
     print(json.dumps(found))
 
 
-@NEEDS_TRITON
-def test_interpreted_kernels_agree_with_float64() -> None:
+def interpreted(script: str) -> Any:
+    """What a script prints last, in a process of its own where Triton interprets kernels."""
     if triton_version() < (3, 7) and np.lib.NumpyVersion(np.__version__) >= "2.4.0":
         pytest.skip("needs NumPy before 2.4: Triton's interpreter before 3.7 does not run with later ones")
     root = str(Path(__file__).parents[2])  # the package need not be installed
     environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": root}
-    process = subprocess.run([sys.executable, __file__], env=environment, capture_output=True, text=True, timeout=120)
+    process = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, timeout=120)
     assert process.returncode == 0, process.stderr
-    for case, forms in zip(INTERPRETED, json.loads(process.stdout.splitlines()[-1]), strict=True):
+    return json.loads(process.stdout.splitlines()[-1])
+
+
+@NEEDS_TRITON
+def test_interpreted_kernels_agree_with_float64() -> None:
+    for case, forms in zip(INTERPRETED, interpreted(__file__), strict=True):
         for found in forms:
             assert max(found.values()) < BOUNDS[case[7]], (case, found)
 

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -20,7 +16,7 @@ from torch.nn.functional import conv2d
 from autonl import create_model
 from autonl.nn import kernels
 from tests.conftest import PROVE
-from tests.nn.test_kernels import BOUNDS, NEEDS_GPU, NEEDS_TRITON, compile_only, error, hopper, recording
+from tests.nn.test_kernels import BOUNDS, NEEDS_GPU, NEEDS_TRITON, compile_only, error, hopper, interpreted, recording
 
 __all__ = ["hopper"]  # a fixture
 
@@ -115,11 +111,7 @@ def interpret() -> None:
 
 @NEEDS_TRITON
 def test_interpreted_kernels_agree_with_float64() -> None:
-    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    environment["PYTHONPATH"] = str(Path(__file__).parents[2])  # the package need not be installed
-    process = subprocess.run([sys.executable, __file__], env=environment, capture_output=True, text=True, timeout=120)
-    assert process.returncode == 0, process.stderr
-    for case, found in zip((*DEPTHWISE, *NORM_ACT), json.loads(process.stdout.splitlines()[-1]), strict=True):
+    for case, found in zip((*DEPTHWISE, *NORM_ACT), interpreted(__file__), strict=True):
         assert max(found.values()) < BOUNDS[case[-1]], (case, found)
 
 
