@@ -15,7 +15,8 @@ others, and what it takes then against what it took first is taken out of their 
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
@@ -71,6 +72,7 @@ def measure(
     if path.exists() and not resume:
         raise AutoNLError(f"{path}: holds a table already; go on with it by --resume, or choose another --out")
     refuse_other(path, rows, space, runtime, threads)
+    refuse_unwritable(path)
     networks = networks_of(space)
 
     def row(block: str, in_chs: int, height: int, width: int, milliseconds: float) -> Row:
@@ -167,13 +169,29 @@ def between_convolutions(space: Space, in_chs: int, block: BlockSpec | None) -> 
 
 
 def write_rows(path: Path, rows: Sequence[Row]) -> None:
-    temporary = path.with_name(f".{path.name}.writing")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+    with beside(path) as temporary:
         with open(temporary, "w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)
             writer.writerow([field.name for field in fields(Row)])
             writer.writerows([getattr(row, field.name) for field in fields(Row)] for row in rows)
         temporary.replace(path)
+
+
+def refuse_unwritable(path: Path) -> None:
+    """Before minutes are spent on what could not be kept."""
+    with beside(path) as temporary:
+        temporary.touch()
+
+
+@contextmanager
+def beside(path: Path) -> Iterator[Path]:
+    """Where to write what is then put into the file's place; nothing of it is left behind."""
+    temporary = path.with_name(f".{path.name}.writing")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            yield temporary
+        finally:
+            temporary.unlink(missing_ok=True)
     except OSError as error:
         raise AutoNLError(f"{path}: cannot be written: {error.strerror}") from None

@@ -4,6 +4,8 @@ import csv
 import dataclasses
 import itertools
 import random
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -107,6 +109,15 @@ def test_places_that_are_alike_are_measured_once():
     assert [place.index for place in found[:5]] == [0, 1, 1, 1, 4]
     assert (found[0].in_chs, found[0].height) == (16, 112)
     assert (found[-1].in_chs, found[-1].height, found[-1].width) == (192, 7, 7)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a folder that root cannot write to either: /proc")
+def test_a_table_that_cannot_be_written_is_told_before_anything_is_timed(monkeypatch, tmp_path):
+    monkeypatch.setattr(latency_table, "started", lambda *_: pytest.fail("was timed"))
+    (tmp_path / "file").touch()
+    for path in (Path("/proc/table.csv"), tmp_path / "file" / "table.csv"):
+        with pytest.raises(AutoNLError, match=f"{path}: cannot be written: "):
+            measure(SPACE, "torch", path)
 
 
 def test_measure_and_resume(tmp_path, monkeypatch):

@@ -1,7 +1,9 @@
 """The command line: one small file a verb. Bad input ends in one line on standard error and exit code 2."""
 
 import io
+import signal
 import sys
+from types import FrameType
 from typing import Any, NoReturn
 
 import typer
@@ -60,6 +62,7 @@ def main() -> NoReturn:
     for stream in (sys.stdout, sys.stderr):  # a terminal that cannot show a character shows its number
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+    signal.signal(signal.SIGTERM, _leave)
     try:
         status = app(standalone_mode=False)
     except AutoNLError as error:
@@ -71,6 +74,11 @@ def main() -> NoReturn:
     except OSError as error:  # a full disk, say, behind standard output
         _fail(f"{error.filename or 'output'}: {error.strerror}")
     sys.exit(status if isinstance(status, int) else 0)
+
+
+def _leave(number: int, frame: FrameType | None) -> NoReturn:
+    """As by Ctrl-C: what was begun is taken away again. Between two steps of a training it is the loop that answers."""
+    sys.exit(128 + number)
 
 
 def _fail(message: str) -> NoReturn:

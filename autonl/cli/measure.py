@@ -61,7 +61,7 @@ def measure(
             rows = measure_space(
                 found, runtime, Path(out), threads=threads, rounds=rounds, resume=resume, advance=advance
             )
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, SystemExit):  # the second by SIGTERM
             if console.is_terminal:
                 bar.stop()
             told = f"go on with: {resume_command()}" if Path(out).exists() else "before a place was measured"

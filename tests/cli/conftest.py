@@ -1,3 +1,4 @@
+import signal
 import sys
 
 import pytest
@@ -16,4 +17,6 @@ def autonl(monkeypatch, capsys):
         captured = capsys.readouterr()
         return stop.value.code or 0, captured.out, captured.err
 
-    return run
+    before = signal.getsignal(signal.SIGTERM)
+    yield run
+    signal.signal(signal.SIGTERM, before)

@@ -1,6 +1,8 @@
 """`autonl export` as a user runs it."""
 
 import json
+import os
+import signal
 import sys
 
 import pytest
@@ -39,6 +41,14 @@ def test_what_an_exporter_says_is_not_among_the_json(autonl, tmp_path, monkeypat
     code, text, err = autonl("export", tmp_path / "arch.yaml", "--out", tmp_path / "tiny.onnx", "--count", 1, "--json")
     assert (code, json.loads(text)["outside"]) == (0, [])
     assert "[START] Convert" in err
+
+
+def test_what_a_scheduler_ends_leaves_nothing_behind(autonl, tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "deploy", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    write_arch(TINY, tmp_path / "arch.yaml")
+    code, text, _ = autonl("export", tmp_path / "arch.yaml", "--out", tmp_path / "new" / "tiny.onnx", "--count", 1)
+    assert (code, text) == (143, "")
+    assert [path.name for path in tmp_path.iterdir()] == ["arch.yaml"]
 
 
 BAD = [
