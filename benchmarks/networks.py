@@ -5,8 +5,8 @@
     python -m benchmarks.networks --doc         the table in docs/speed.md from the CSV, without a GPU
 
 Training (forward, cross-entropy, backward, SGD step) and inference at 224, bf16 (autocast in training, weights too in
-inference), channels-last: medians over windows of steps that follow each other without a wait, as in a training. `bare`
-is the network with its LightNL blocks taken out: the ceiling.
+inference), channels-last: medians over windows of steps that follow each other without a wait, as in a training.
+`lightnl` has LightNL's kernels alone. `bare` is the network with its LightNL blocks taken out: the ceiling.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from autonl.models import create_model
-from autonl.nn.kernels.trunk import use_trunk_kernels
+from autonl.nn.kernels.layers import use_kernels
 from autonl.nn.light_nonlocal import LightNL
 from benchmarks import (
     RESULTS,
@@ -39,24 +39,37 @@ from benchmarks import (
 BASELINE = "timm:mobilenetv2_100"
 AT_ONCE = 4  # networks that are compiled side by side: each takes the memory of a training step
 
-VARIANTS = ("kernels", "bare", "plain")
+VARIANTS = ("kernels", "lightnl", "plain", "bare", "bare kernels")
 WINDOWS, STEPS = 5, 6
+RATIOS = [  # name, column, over, under, wanted
+    ("speed", "images_per_s", "kernels, compiled", "bare, compiled", "0.92"),
+    ("speed", "images_per_s", "kernels, compiled", f"{BASELINE}, compiled", "0.88"),
+    ("speed", "images_per_s", "bare, compiled", f"{BASELINE}, compiled", ""),
+    ("speed", "images_per_s", "lightnl, compiled", "bare, compiled", ""),
+    ("speed", "images_per_s", "kernels, compiled", "bare kernels, compiled", ""),
+    ("speed", "images_per_s", "kernels, eager", "plain, eager", "1.5"),
+    ("speed", "images_per_s", "lightnl, eager", "plain, eager", ""),
+    ("speed", "images_per_s", "kernels, eager", "bare kernels, eager", ""),
+    ("speed", "images_per_s", "kernels, eager", "plain, compiled", ""),
+    ("memory", "peak_gib", "kernels, compiled", "bare, compiled", "at most 1.15"),
+    ("memory", "peak_gib", "kernels, eager", "bare, eager", "at most 1.15"),
+    ("memory", "peak_gib", "kernels, eager", "bare kernels, eager", "at most 1.15"),
+]
 TABLE = ("network", "variant", "mode", "compiled", "batch", "images_per_s", "peak_gib")
 
 
 def build(ref: str, variant: str) -> nn.Module:
-    """A network: its LightNL blocks with kernels, on the plain path, or taken out. `variant` "" leaves it alone; in
-    `trunk` what is around LightNL has kernels too."""
+    """A network with all kernels, LightNL's alone or none, and LightNL taken out where it says bare."""
     model = create_model(ref)
     for parent in list(model.modules()):
         for name, block in parent.named_children():
             if isinstance(block, LightNL):
                 nn.init.ones_(block.bn.weight)  # as after training: at zero, the branch would be all zeros
-                block.fused = variant in ("kernels", "trunk")
-                if variant == "bare":
+                block.fused = variant == "lightnl"
+                if variant.startswith("bare"):
                     setattr(parent, name, nn.Identity())
-    if variant == "trunk":
-        use_trunk_kernels(model)
+    if variant.endswith("kernels"):
+        use_kernels(model)
     return model
 
 
@@ -132,25 +145,18 @@ def document(rows: list[dict[str, str]]) -> str:
     by_name = {(row["network"], row["variant"], row["compiled"]): row for row in rows if row["mode"] == "train"}
     networks = list(dict.fromkeys(row["network"] for row in rows if row["variant"]))
 
-    def ratio(column: str, compiled: bool, over: tuple[str, str], under: tuple[str, str]) -> str:
-        above, below = (by_name.get((*key, str(compiled))) for key in (over, under))
+    def find(network: str, which: str) -> dict[str, str] | None:
+        variant, how = which.rsplit(", ", 1)
+        key = (BASELINE, "") if variant == BASELINE else (network, variant)
+        return by_name.get((*key, str(how == "compiled")))
+
+    def ratio(column: str, network: str, over: str, under: str) -> str:
+        above, below = find(network, over), find(network, under)
         return f"{float(above[column]) / float(below[column]):.3f}" if above and below else "-"
 
-    def line(name: str, wanted: str, column: str, compiled: bool, over: str, under: str) -> list[str]:
-        below = [(BASELINE, "") if under == BASELINE else (network, under) for network in networks]
-        pairs = zip(networks, below, strict=True)
-        return [name, wanted, *(ratio(column, compiled, (network, over), key) for network, key in pairs)]
-
-    speed, memory = "images_per_s", "peak_gib"
     ratios = [
-        line("compiled: kernels over bare", "0.92", speed, True, "kernels", "bare"),
-        line("compiled: kernels over MobileNetV2", "0.88", speed, True, "kernels", BASELINE),
-        line("compiled: bare over MobileNetV2", "", speed, True, "bare", BASELINE),
-        line("compiled: kernels over plain", "", speed, True, "kernels", "plain"),
-        line("eager: kernels over plain", "1.5", speed, False, "kernels", "plain"),
-        line("eager: bare over plain", "", speed, False, "bare", "plain"),
-        line("memory of a step, compiled: kernels over bare", "at most 1.15", memory, True, "kernels", "bare"),
-        line("memory of a step, eager: kernels over bare", "at most 1.15", memory, False, "kernels", "bare"),
+        [f"{name}: {over} / {under}", wanted, *(ratio(column, network, over, under) for network in networks)]
+        for name, column, over, under, wanted in RATIOS
     ]
     measured = table(TABLE, [[row[key] for key in TABLE] for row in rows])
     return "\n\n".join([made_with(rows), measured, table(("training", "wanted", *networks), ratios)])

@@ -164,10 +164,3 @@ def freeze_association(model: nn.Module, resolution: tuple[int, int] | None) -> 
     for name, block in blocks.items():
         block.order = block.order_at(*sizes[name][1:]) if sizes else None
     return model
-
-
-def use_kernels(network: nn.Module) -> None:
-    """Let the kernels do every LightNL of a network, where they can."""
-    for block in network.modules():
-        if isinstance(block, LightNL):
-            block.fused = True

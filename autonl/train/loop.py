@@ -24,7 +24,7 @@ from autonl.data.memory import Batch
 from autonl.data.order import Share, derive_seed
 from autonl.errors import AutoNLError
 from autonl.nn.kernels import missing_on
-from autonl.nn.light_nonlocal import use_kernels
+from autonl.nn.kernels.layers import use_kernels
 from autonl.train.bn import calibrate_bn, share_bn
 from autonl.train.config import LoopConfig
 from autonl.train.graphs import Graphed, can_be_recorded
@@ -117,7 +117,7 @@ class Loop:
             use_kernels(module)
             shared = "they need a BN that is not shared" if fabric.world_size > 1 else None
             if reason := shared or missing_on(fabric.device):
-                self.progress.say(f"loop.kernels: LightNL takes the plain path here: {reason}")
+                self.progress.say(f"loop.kernels: the plain path is taken here: {reason}")
         tunings = task.tunings(module, self.steps_per_epoch)
         wrapped: Any = torch.compile(module) if config.compile else module
         self.graphed = Graphed(module) if can_be_recorded(fabric, task, train, config) else None

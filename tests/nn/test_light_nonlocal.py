@@ -11,7 +11,8 @@ from torch import nn
 import autonl
 from autonl import LightNL
 from autonl.arch.macs import cheaper_order
-from autonl.nn.light_nonlocal import EPSILON, compact_nonlocal, use_kernels
+from autonl.nn.kernels.layers import use_kernels
+from autonl.nn.light_nonlocal import EPSILON, compact_nonlocal
 from tests.conftest import prove
 
 ORDERS = ("channel", "spatial")

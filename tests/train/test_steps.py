@@ -329,5 +329,5 @@ def test_kernels_are_asked_for_by_a_setting(digit_folder, tmp_path, kernels):
     config, heard = small_config(digit_folder, schedule={"epochs": 1}, loop={"kernels": kernels}), Heard()
     result = train_classifier(NETWORK, config, tmp_path / "run", where=ON_CPU, progress=lambda: heard)
     assert [block.fused for block in result.module.modules() if isinstance(block, LightNL)] == [kernels]
-    said = "loop.kernels: LightNL takes the plain path here: they need a CUDA GPU"
+    said = "loop.kernels: the plain path is taken here: they need a CUDA GPU"
     assert heard.said.count(said) == kernels

@@ -23,15 +23,16 @@ def transposed_taps(
     weight,  # (C, 1, KS, KS)
     taps,  # (KS KS, C) float32
     C8,
-    TAPS: tl.constexpr, CB: tl.constexpr, FOLLOWS: tl.constexpr, LEADS: tl.constexpr,
+    TAPS: tl.constexpr, FLIPPED: tl.constexpr, CB: tl.constexpr, FOLLOWS: tl.constexpr, LEADS: tl.constexpr,
 ):  # fmt: skip
-    """The weights of a block of channels, with neighbours beside each other."""
+    """The weights of a block of channels, with neighbours beside each other; FLIPPED: the last tap first."""
     chain(FOLLOWS, LEADS)
     channel = tl.program_id(0) * CB + tl.arange(0, CB)
     tap = tl.arange(0, 32)  # of 9 or 25
     there = (channel < C8 * 8)[:, None] & (tap < TAPS)[None, :]
     kernel = tl.load(weight + channel[:, None] * TAPS + tap[None, :], mask=there, other=0.0).to(tl.float32)
-    tl.store(taps + tap[None, :] * (C8 * 8) + channel[:, None], kernel, mask=there)
+    line = TAPS - 1 - tap if FLIPPED else tap
+    tl.store(taps + line[None, :] * (C8 * 8) + channel[:, None], kernel, mask=there)
 
 
 @triton.jit
@@ -65,10 +66,9 @@ def depthwise_forward(
     taps,  # (KS KS, C) float32
     y,  # (N, ceil(H / S), ceil(W / S), C)
     C8, height, width, out_height, out_width,
-    KS: tl.constexpr, S: tl.constexpr, FLIPPED: tl.constexpr, R: tl.constexpr, V8: tl.constexpr,
-    FOLLOWS: tl.constexpr, LEADS: tl.constexpr,
+    KS: tl.constexpr, S: tl.constexpr, R: tl.constexpr, V8: tl.constexpr, FOLLOWS: tl.constexpr, LEADS: tl.constexpr,
 ):  # fmt: skip
-    """FLIPPED: with the last tap first, which makes dx of dy where the stride is 1."""
+    """y of x; with flipped taps dx of dy, where the stride is 1."""
     chain(FOLLOWS, LEADS)
     chs = C8 * 8
     PAD: tl.constexpr = KS // 2
@@ -83,8 +83,7 @@ def depthwise_forward(
     for right in tl.static_range(KS):
         column = ()
         for down in tl.static_range(KS):
-            tap = (KS - 1 - down) * KS + KS - 1 - right if FLIPPED else down * KS + right
-            column = column + (tl.load(taps + tap * chs + channel, mask=real, other=0.0),)
+            column = column + (tl.load(taps + (down * KS + right) * chs + channel, mask=real, other=0.0),)
         for step in tl.static_range((R - 1) * S + KS):
             source = load_row(x, first * S + step - PAD, height, width, col * S + right - PAD, channel, chs)
             total = add_row(total, source, column, step, KS, S, R)
@@ -159,48 +158,49 @@ def depthwise_weight(
     KS: tl.constexpr, S: tl.constexpr, R: tl.constexpr, TW: tl.constexpr, CB: tl.constexpr, WIDE: tl.constexpr,
     FOLLOWS: tl.constexpr, LEADS: tl.constexpr,
 ):  # fmt: skip
-    """WIDE columns of taps at once: more of them, and their sums do not fit into the registers."""
+    """WIDE columns of taps a program: more of them, and their sums do not fit into the registers."""
     chain(FOLLOWS, LEADS)
     chs = C8 * 8
     PAD: tl.constexpr = KS // 2
-    channel = tl.program_id(0) * CB + tl.arange(0, CB)
+    GROUPS: tl.constexpr = (KS + WIDE - 1) // WIDE  # programs beside each other take the same maps, and other taps
+    left = tl.program_id(0) % GROUPS * WIDE
+    channel = tl.program_id(0) // GROUPS * CB + tl.arange(0, CB)
     real = channel < chs
     begin = tl.program_id(1) * band
     end = tl.minimum(begin + band, out_height)
     image = (tl.program_id(2) * share).to(tl.int64)
+    total = ()
+    for _ in tl.static_range(KS * WIDE):
+        total = total + (tl.zeros((TW, CB), dtype=tl.float32),)
+    for number in range(0, tl.minimum(share, images - tl.program_id(2) * share)):
+        source = x + (image + number) * height * width * chs
+        slope = dy + (image + number) * out_height * out_width * chs
+        for tile in range(column_tiles):
+            col = tile * TW + tl.arange(0, TW)
+            for first in range(begin, end, R):
+                d = ()
+                for row in tl.static_range(R):
+                    line = first + row + tl.zeros_like(col)
+                    there = (col < out_width) & (line < end)
+                    place = (line * out_width + col)[:, None] * chs + channel[None, :]
+                    value = tl.load(slope + place, mask=there[:, None] & real[None, :], other=0.0)
+                    d = d + (value.to(tl.float32),)
+                for side in tl.static_range(WIDE):
+                    right = left + side + tl.zeros_like(col)
+                    at = col * S + right - PAD
+                    for step in tl.static_range((R - 1) * S + KS):
+                        line = first * S + step - PAD + tl.zeros_like(col)
+                        there = (at >= 0) & (at < width) & (line >= 0) & (line < height) & (right < KS)
+                        place = (line * width + at)[:, None] * chs + channel[None, :]
+                        value = tl.load(source + place, mask=there[:, None] & real[None, :], other=0.0)
+                        total = add_products(total, value.to(tl.float32), d, step, side, KS, S, R, WIDE)
     entry = tl.program_id(2) * tl.num_programs(1) + tl.program_id(1)
     parts += entry.to(tl.int64) * (KS * KS) * chs
-    for left in tl.static_range(0, KS, WIDE):
-        total = ()
-        for _ in tl.static_range(KS * WIDE):
-            total = total + (tl.zeros((TW, CB), dtype=tl.float32),)
-        for number in range(0, tl.minimum(share, images - tl.program_id(2) * share)):
-            source = x + (image + number) * height * width * chs
-            slope = dy + (image + number) * out_height * out_width * chs
-            for tile in range(column_tiles):
-                col = tile * TW + tl.arange(0, TW)
-                for first in range(begin, end, R):
-                    d = ()
-                    for row in tl.static_range(R):
-                        line = first + row + tl.zeros_like(col)
-                        there = (col < out_width) & (line < end)
-                        place = (line * out_width + col)[:, None] * chs + channel[None, :]
-                        value = tl.load(slope + place, mask=there[:, None] & real[None, :], other=0.0)
-                        d = d + (value.to(tl.float32),)
-                    for side in tl.static_range(WIDE):
-                        if left + side < KS:
-                            at = col * S + left + side - PAD
-                            for step in tl.static_range((R - 1) * S + KS):
-                                line = first * S + step - PAD + tl.zeros_like(col)
-                                there = (at >= 0) & (at < width) & (line >= 0) & (line < height)
-                                place = (line * width + at)[:, None] * chs + channel[None, :]
-                                value = tl.load(source + place, mask=there[:, None] & real[None, :], other=0.0)
-                                total = add_products(total, value.to(tl.float32), d, step, side, KS, S, R, WIDE)
-        for side in tl.static_range(WIDE):
-            if left + side < KS:
-                for down in tl.static_range(KS):
-                    out = parts + (down * KS + left + side) * chs + channel
-                    tl.store(out, tl.sum(total[down * WIDE + side], axis=0), mask=real)
+    for side in tl.static_range(WIDE):
+        right = left + side + tl.zeros_like(channel)
+        for down in tl.static_range(KS):
+            out = parts + (down * KS + right) * chs + channel
+            tl.store(out, tl.sum(total[down * WIDE + side], axis=0), mask=real & (right < KS))
 
 
 @triton.jit

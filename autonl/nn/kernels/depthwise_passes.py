@@ -20,9 +20,7 @@ from autonl.nn.kernels.depthwise import (
 from autonl.nn.kernels.launch import PLANS, plan_for
 from autonl.nn.kernels.ops import is_plain
 from autonl.nn.kernels.passes import Buffers, Launch, Plan, Run, carry_out, run_again, run_traced
-from autonl.nn.kernels.tiles import Tile, power_of_two
-
-ROWS = (7, 8, 6)  # of a map that a program makes; the first of those that leave least over
+from autonl.nn.kernels.tiles import Tile
 
 
 class Problem(NamedTuple):
@@ -46,8 +44,8 @@ class Choice(NamedTuple):
     pairs: int  # of rows of dx that a program makes where the stride is 2
     weight_rows: int  # of dy at once
     columns: int  # of dy at once
-    wide: int  # columns of taps at once
-    weight_warps: int  # with 256 values of dy each a row
+    channels: int  # of dw that a program makes; eight values of a row of dy are a thread's
+    wide: int  # columns of taps a program
     programs: int  # that share dw, about
 
 
@@ -57,59 +55,64 @@ def problem_of(x: Tensor, weight: Tensor, stride: int) -> Problem:
 
 
 def choice_for(problem: Problem) -> Choice:
-    """By what fits into a thread's 255 registers; not timed yet."""
+    """Chosen on an H200 at batch 512, in bf16."""
     rows, columns = problem.out_size
-    most = min(ROWS, key=lambda at_once: -(-rows // at_once) * at_once)
-    simple = problem.stride == 1
+    simple, small = problem.stride == 1, problem.kernel == 3
+    large = columns > 14
     return Choice(
-        rows=4 if problem.kernel == 5 and not simple else most,
-        warps=4,
-        pairs=4,
-        weight_rows=7 if simple else 4,
-        columns=power_of_two(columns, 8, 64) if columns <= 28 else 16,
-        wide=3 if problem.kernel == 3 and simple else 2,
-        weight_warps=4,
-        programs=1056,  # eight a multiprocessor of an H200
+        rows=least_over(rows, (14, 7, 8, 6) if simple and small else (7, 8, 6)),
+        warps=2,
+        pairs=least_over(rows, (7, 4)),
+        weight_rows=7 if simple and not small else 4,
+        columns=32 if large else 16 if columns > 7 else 8,
+        channels=64 if columns <= 7 else 16 if large and problem.chs % 32 else 32,
+        wide=3 if small else 1 if simple else 2,
+        programs=2112 if simple and not small else 1056,  # eight a multiprocessor of an H200
     )
 
 
-def taps_launch(problem: Problem) -> Launch:
+def least_over(rows: int, choices: tuple[int, ...]) -> int:
+    """The first of those numbers of rows at once that take a map with the fewest rows too many."""
+    return min(choices, key=lambda at_once: -(-rows // at_once) * at_once)
+
+
+def taps_launch(problem: Problem, flipped: bool = False) -> Launch:
     tile = Tile(positions=32, channels=32, warps=4)
-    constants = {"TAPS": problem.kernel**2, "CB": tile.channels}
+    constants = {"TAPS": problem.kernel**2, "FLIPPED": flipped, "CB": tile.channels}
     grid = (-(-problem.chs // tile.channels), 1, 1)
     return Launch(transposed_taps, "weight taps", grid, (problem.chs // 8,), constants, tile)
 
 
-def map_launch(problem: Problem, choice: Choice, flipped: bool) -> Launch:
-    """y of x; flipped, dx of dy, where the stride is 1."""
+def map_launch(problem: Problem, choice: Choice, tensors: str = "x taps y") -> Launch:
     images, chs, height, width, kernel, stride = problem
     out_height, out_width = problem.out_size
     tile = Tile(32 * choice.warps, 8, choice.warps)
     grid = (-(-out_width * chs // (8 * tile.positions)), -(-out_height // choice.rows), images)
-    constants = {"KS": kernel, "S": stride, "FLIPPED": flipped, "R": choice.rows, "V8": tile.positions}
+    constants = {"KS": kernel, "S": stride, "R": choice.rows, "V8": tile.positions}
     scalars = (chs // 8, height, width, out_height, out_width)
-    return Launch(depthwise_forward, "dy taps dx" if flipped else "x taps y", grid, scalars, constants, tile)
+    return Launch(depthwise_forward, tensors, grid, scalars, constants, tile)
 
 
-def input_launch(problem: Problem, choice: Choice) -> Launch:
+def input_launches(problem: Problem, choice: Choice) -> list[Launch]:
     images, chs, height, width, kernel, stride = problem
-    if stride == 1:
-        return map_launch(problem, choice, True)
+    if stride == 1:  # the forward pass's kernel, and the last of its pass as there: compiled once
+        return [taps_launch(problem, flipped=True), map_launch(problem, choice, "dy taps dx")]
     out_height, out_width = problem.out_size
     tile = Tile(32 * choice.warps, 8, choice.warps)
     grid = (-(-out_width * chs // (8 * tile.positions)), -(-out_height // choice.pairs), images)
     constants = {"KS": kernel, "R": choice.pairs, "V8": tile.positions}
     scalars = (chs // 8, height, width, out_height, out_width)
-    return Launch(depthwise_input, "dy taps dx", grid, scalars, constants, tile)
+    return [taps_launch(problem), Launch(depthwise_input, "dy taps dx", grid, scalars, constants, tile)]
 
 
 def weight_launches(problem: Problem, choice: Choice) -> tuple[list[Launch], tuple[int, ...]]:
     """dw in two launches, and the shape of what is between them."""
     images, chs, height, width, kernel, stride = problem
     out_height, out_width = problem.out_size
-    tile = Tile(choice.columns, 256 * choice.weight_warps // choice.columns, choice.weight_warps)
+    tile = Tile(choice.columns, choice.channels, max(choice.columns * choice.channels // 256, 1))
     blocks, band = -(-chs // tile.channels), choice.weight_rows * -(-14 // choice.weight_rows)
     bands = -(-out_height // band)
+    blocks *= -(-kernel // choice.wide)
     share = max(1, images * bands * blocks // choice.programs)
     groups = -(-images // share)
     constants = {"KS": kernel, "S": stride, "R": choice.weight_rows, "TW": tile.positions, "CB": tile.channels}
@@ -128,7 +131,7 @@ def weight_launches(problem: Problem, choice: Choice) -> tuple[list[Launch], tup
 def forward_plan(problem: Problem, choice: Choice | None, kinds: tuple[Any, ...]) -> Plan:
     choice = choice or choice_for(problem)
     buffers: Buffers = {"taps": ((problem.kernel**2, problem.chs), torch.float32)}
-    return Plan("x weight y", buffers, [taps_launch(problem), map_launch(problem, choice, False)])
+    return Plan("x weight y", buffers, [taps_launch(problem), map_launch(problem, choice)])
 
 
 @lru_cache(PLANS)
@@ -136,7 +139,7 @@ def backward_plan(problem: Problem, choice: Choice | None, kinds: tuple[Any, ...
     choice = choice or choice_for(problem)
     weight, parts = weight_launches(problem, choice)
     buffers: Buffers = {"taps": ((problem.kernel**2, problem.chs), torch.float32), "parts": (parts, torch.float32)}
-    return Plan("x dy weight dx d_weight", buffers, [taps_launch(problem), input_launch(problem, choice), *weight])
+    return Plan("x dy weight dx d_weight", buffers, [*weight, *input_launches(problem, choice)])
 
 
 def forward(x: Tensor, weight: Tensor, stride: int, run: Run = run_again, choice: Choice | None = None) -> Tensor:

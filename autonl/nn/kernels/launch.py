@@ -163,8 +163,7 @@ def gathered_launches(problem: Problem, training: bool, tile: Tile) -> Forward:
     images, chs, height, width, *_ = problem
     norm = "- - - -" if training else "gamma beta mean variance"
     tile = replace(tile, channels=power_of_two(chs, 16, 1024))
-    warps = tile.gram_warps or max(tile.gram_positions // 32, 1)
-    gram_tile = replace(tile, positions=tile.gram_positions, warps=warps, registers=0)
+    gram_tile = replace(tile, positions=tile.gram_positions, warps=tile.gram_warps, registers=0)
     known = {"TRAINING": training}
     tensors = f"x weight {norm} {'gram' if training else '-'} products factors"
     scalars: tuple[Any, ...] = (height, width, problem.samples, problem.eps)

@@ -15,17 +15,24 @@ import triton.language as tl
 
 from autonl.nn.kernels.pieces import chain
 
-SIZES = ("T8", "C8", "line", "chunk", "entries", "count")  # one compiled kernel for all of them
+SIZES = ("T8", "C8", "line", "blocks", "chunk", "entries", "count")  # one compiled kernel for all of them
 
 
 @triton.jit
-def columns(C8, line, W: tl.constexpr):
-    """(columns of a line, this block's columns (W,), the channels they are (W,), which are real (W,))."""
+def columns(block, C8, line, W: tl.constexpr):
+    """(columns of a line, a block's columns (W,), the channels they are (W,), which are real (W,))."""
     chs = C8 * 8
     width = chs * line
-    column = tl.program_id(0) * W + tl.arange(0, W)
+    column = block * W + tl.arange(0, W)
     row = ((column + 0.5) / chs).to(tl.int32)  # exact up to a million columns, in a third of an integer division's time
     return width, column, column - row * chs, column < width
+
+
+@triton.jit
+def place_of(row, T8, width, rows):
+    """(where a line begins, how many values the `rows` lines from it have): past 2^31 values, offsets have 64 bits."""
+    begin = row.to(tl.int64) * width
+    return begin, tl.minimum(T8.to(tl.int64) * 8 - begin, rows * width).to(tl.int32)
 
 
 @triton.jit
@@ -96,17 +103,17 @@ def moment_sums(
 ):  # fmt: skip
     """Differences from the first row: they are near the mean, so that squares cancel little."""
     chain(FOLLOWS, LEADS)
-    width, column, channel, real = columns(C8, line, W)
+    width, column, channel, real = columns(tl.program_id(0), C8, line, W)
     pivot = tl.load(x + channel, mask=real, other=0.0).to(tl.float32)
     first = tl.zeros((R, W), dtype=tl.float32)
     second = tl.zeros((R, W), dtype=tl.float32)
-    begin = tl.program_id(1) * chunk
-    for start in range(begin, begin + chunk, R * TILES):
+    begin, values = place_of(tl.program_id(1) * chunk, T8, width, chunk)
+    for start in range(0, chunk, R * TILES):
         for tile in tl.static_range(TILES):
             row = start + tile * R + tl.arange(0, R)
             place = row[:, None] * width + column[None, :]
-            inside = (row < begin + chunk)[:, None] & real[None, :] & (place < T8 * 8)
-            away = tl.load(x + place, mask=inside, other=0.0).to(tl.float32) - pivot[None, :]
+            inside = real[None, :] & (place < values)
+            away = tl.load(x + begin + place, mask=inside, other=0.0).to(tl.float32) - pivot[None, :]
             away = tl.where(inside, away, 0.0)
             first += away
             second += away * away
@@ -152,17 +159,19 @@ def normalise_act(
     x, y,  # rows of C channels
     gamma, beta,  # (C,)
     statistics,
-    T8, C8, line, eps,
+    T8, C8, line,
+    blocks,  # tiles that are a line
+    eps,
     ACT: tl.constexpr, R: tl.constexpr, W: tl.constexpr, FOLLOWS: tl.constexpr, LEADS: tl.constexpr,
 ):  # fmt: skip
     chain(FOLLOWS, LEADS)
-    width, column, channel, real = columns(C8, line, W)
+    width, column, channel, real = columns(tl.program_id(0) % blocks, C8, line, W)
     scale, shift, _, _ = scale_and_shift(gamma, beta, statistics, channel, real, C8 * 8, eps)
-    row = tl.program_id(1) * R + tl.arange(0, R)
-    place = row[:, None] * width + column[None, :]
-    inside = real[None, :] & (place < T8 * 8)
-    value = tl.load(x + place, mask=inside, other=0.0).to(tl.float32) * scale[None, :] + shift[None, :]
-    tl.store(y + place, activated(value, ACT).to(y.dtype.element_ty), mask=inside)
+    begin, values = place_of(tl.program_id(0) // blocks * R, T8, width, R)
+    place = tl.arange(0, R)[:, None] * width + column[None, :]
+    inside = real[None, :] & (place < values)
+    value = tl.load(x + begin + place, mask=inside, other=0.0).to(tl.float32) * scale[None, :] + shift[None, :]
+    tl.store(y + begin + place, activated(value, ACT).to(y.dtype.element_ty), mask=inside)
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -176,18 +185,18 @@ def slope_sums(
 ):  # fmt: skip
     """dv is the gradient of what the activation takes."""
     chain(FOLLOWS, LEADS)
-    width, column, channel, real = columns(C8, line, W)
+    width, column, channel, real = columns(tl.program_id(0), C8, line, W)
     scale, shift, mean, inverse = scale_and_shift(gamma, beta, statistics, channel, real, C8 * 8, eps)
     first = tl.zeros((R, W), dtype=tl.float32)
     second = tl.zeros((R, W), dtype=tl.float32)
-    begin = tl.program_id(1) * chunk
-    for start in range(begin, begin + chunk, R * TILES):
+    begin, values = place_of(tl.program_id(1) * chunk, T8, width, chunk)
+    for start in range(0, chunk, R * TILES):
         for tile in tl.static_range(TILES):
             row = start + tile * R + tl.arange(0, R)
             place = row[:, None] * width + column[None, :]
-            inside = (row < begin + chunk)[:, None] & real[None, :] & (place < T8 * 8)
-            slope = tl.load(dy + place, mask=inside, other=0.0).to(tl.float32)
-            value = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
+            inside = real[None, :] & (place < values)
+            slope = tl.load(dy + begin + place, mask=inside, other=0.0).to(tl.float32)
+            value = tl.load(x + begin + place, mask=inside, other=0.0).to(tl.float32)
             slope = through(slope, value * scale[None, :] + shift[None, :], ACT)
             first += slope
             second += slope * (value - mean[None, :])
@@ -217,7 +226,7 @@ def norm_gradients(
 def norm_act_input(
     dy, x, dx,  # rows of C channels
     gamma, beta, statistics, sums,
-    T8, C8, line,
+    T8, C8, line, blocks,
     count,  # values a channel
     eps,
     ACT: tl.constexpr, R: tl.constexpr, W: tl.constexpr, FOLLOWS: tl.constexpr, LEADS: tl.constexpr,
@@ -225,16 +234,16 @@ def norm_act_input(
     """dx = scale (dv - mean of dv - (x - mean) / sqrt(variance + eps) times the mean of dv times that)."""
     chain(FOLLOWS, LEADS)
     chs = C8 * 8
-    width, column, channel, real = columns(C8, line, W)
+    width, column, channel, real = columns(tl.program_id(0) % blocks, C8, line, W)
     scale, shift, mean, inverse = scale_and_shift(gamma, beta, statistics, channel, real, chs, eps)
     level = tl.load(sums + channel, mask=real, other=0.0) / count
     drift = tl.load(sums + chs + channel, mask=real, other=0.0) / count * inverse
     level -= drift * mean
-    row = tl.program_id(1) * R + tl.arange(0, R)
-    place = row[:, None] * width + column[None, :]
-    inside = real[None, :] & (place < T8 * 8)
-    slope = tl.load(dy + place, mask=inside, other=0.0).to(tl.float32)
-    value = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
+    begin, values = place_of(tl.program_id(0) // blocks * R, T8, width, R)
+    place = tl.arange(0, R)[:, None] * width + column[None, :]
+    inside = real[None, :] & (place < values)
+    slope = tl.load(dy + begin + place, mask=inside, other=0.0).to(tl.float32)
+    value = tl.load(x + begin + place, mask=inside, other=0.0).to(tl.float32)
     slope = through(slope, value * scale[None, :] + shift[None, :], ACT)
     out = scale[None, :] * (slope - (drift[None, :] * value + level[None, :]))
-    tl.store(dx + place, out.to(dx.dtype.element_ty), mask=inside)
+    tl.store(dx + begin + place, out.to(dx.dtype.element_ty), mask=inside)

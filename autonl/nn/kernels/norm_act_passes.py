@@ -48,7 +48,7 @@ class Division(NamedTuple):
     lines: int
 
     def grid(self, tile_rows: int) -> tuple[int, int, int]:
-        return (self.blocks, -(-self.lines // tile_rows), 1)
+        return (self.blocks * -(-self.lines // tile_rows), 1, 1)  # the first axis of a CUDA grid is the long one
 
 
 def division_of(problem: Problem) -> Division:
@@ -85,7 +85,7 @@ def training_plan(problem: Problem, momentum: float, update: bool, kinds: tuple[
     merge = Launch(norm_statistics, tensors, (-(-chs // SUMMING.channels), 1, 1), scalars, merging, SUMMING)
     wide = Tile(power_of_two(1, VALUES // division.width, VALUES), division.width, warps=4)
     constants = {"R": wide.positions, "W": wide.channels, "ACT": act}
-    scalars = (problem.total // 8, chs // 8, division.line, eps)
+    scalars = (problem.total // 8, chs // 8, division.line, division.blocks, eps)
     make = Launch(normalise_act, "x y gamma beta statistics", division.grid(wide.positions), scalars, constants, wide)
     buffers: Buffers = {"partial_sums": ((chunks, 2, division.line * chs), torch.float32)}
     outside = "x y statistics gamma beta running_mean running_variance batches_tracked"
@@ -127,7 +127,7 @@ def backward_plan(problem: Problem, kinds: tuple[Any, ...]) -> Plan:
     merge = Launch(norm_gradients, tensors, (-(-chs // SUMMING.channels), 1, 1), scalars, merging, SUMMING)
     wide = Tile(power_of_two(1, VALUES // division.width, VALUES), division.width, warps=4)
     constants = {"R": wide.positions, "W": wide.channels, "ACT": act}
-    scalars = (problem.total // 8, chs // 8, division.line, rows, eps)
+    scalars = (problem.total // 8, chs // 8, division.line, division.blocks, rows, eps)
     tensors = "dy x dx gamma beta statistics sums"
     inputs = Launch(norm_act_input, tensors, division.grid(wide.positions), scalars, constants, wide)
     buffers: Buffers = {

@@ -20,7 +20,7 @@ class Tile:
     stages: int = 3  # of the software pipeline of loads that feed products
     gram_parts: int = 0  # programs of a kernel of its own that share an image's G; 0: every band makes G for itself
     gram_positions: int = 128  # a step of that kernel
-    gram_warps: int = 0  # of that kernel where `gathered`; 0: one for 32 positions
+    gram_warps: int = 4  # of that kernel where `gathered`
     spatial: bool = False  # inference on a map of one step: the affinity between positions instead of G
     gathered: bool = False  # the kernels of `gathered`, of which one of its own makes G; only where `gathered_fits`
     registers: int = 0  # a thread has at most, so that another program fits beside the others; 0: what it likes
@@ -43,7 +43,7 @@ def gathered_fits(chs: int, compact_chs: int, positions: int) -> bool:
 
 def gathered_tile(chs: int, positions: int) -> Tile:
     tile = Tile(64, power_of_two(chs, 16, 64), warps=4, bands=-(-positions // 784), stages=1, gathered=True)
-    return tile if positions > 1024 else replace(tile, gram_positions=64)
+    return replace(tile, gram_positions=256) if positions > 1024 else replace(tile, gram_warps=2)
 
 
 def forward_tile(chs: int, compact_chs: int, positions: int, dtype: torch.dtype, training: bool) -> Tile:

@@ -102,7 +102,7 @@ def interpret() -> None:
     choose = depthwise_passes.choice_for
     found: list[dict[str, float]] = []
     for number, (*shape, dtype) in enumerate(DEPTHWISE):
-        small = {"warps": 1, "pairs": 2, "columns": 16, "weight_warps": 1, "programs": 1 + number % 3}
+        small = {"warps": 1, "pairs": 2, "columns": 16, "channels": 16, "programs": 1 + number % 3}
         depthwise_passes.choice_for = lambda problem, small=small: choose(problem)._replace(**small)
         found.append(depthwise_errors(*shape, getattr(torch, dtype), "cpu"))
     found += [norm_act_errors(*shape, getattr(torch, dtype), "cpu") for (*shape, dtype) in NORM_ACT]
@@ -116,12 +116,12 @@ def test_interpreted_kernels_agree_with_float64() -> None:
 
 
 def test_a_network_keeps_its_weights_and_its_outputs() -> None:
-    from autonl.nn.kernels.trunk import FusedDepthwise, FusedNormAct, use_trunk_kernels
+    from autonl.nn.kernels.layers import FusedDepthwise, FusedNormAct, use_kernels
 
     torch.manual_seed(0)
     network = create_model("digits")
     plain = copy.deepcopy(network)
-    use_trunk_kernels(network)
+    use_kernels(network)
     fused = copy.deepcopy(network)
     kinds = [type(layer) for layer in fused.modules()]
     blocks = len([name for name, _ in plain.named_modules() if name.endswith("conv_dw")])
@@ -136,20 +136,20 @@ def test_a_network_keeps_its_weights_and_its_outputs() -> None:
 @NEEDS_TRITON
 def test_torch_compile_traces_depthwise_without_a_break(monkeypatch: pytest.MonkeyPatch) -> None:
     """On tensors that claim to be on a GPU: nothing runs. BN and activations are left to the compiler."""
-    from autonl.nn.kernels import trunk
+    from autonl.nn.kernels import layers
 
-    for module in (kernels, trunk):
+    for module in (kernels, layers):
         monkeypatch.setattr(module, "HAS_TRITON", True)
         monkeypatch.setattr(module, "has_bfloat16", lambda device: True)
     graphs: list[list[str]] = []
     with FakeTensorMode(allow_non_fake_inputs=True), torch.device("cuda"):
-        layers = nn.Sequential(
+        network = nn.Sequential(
             nn.Conv2d(16, 16, 5, 2, padding=2, groups=16, bias=False), BatchNormAct2d(16, act_layer=nn.SiLU)
         )
-        trunk.use_trunk_kernels(layers)
+        layers.use_kernels(network)
         x = torch.empty(4, 16, 14, 14).to(memory_format=torch.channels_last)
         backend: Callable = recording(graphs, lambda graph, inputs: graph)
-        y = torch.compile(layers, fullgraph=True, backend=backend)(x)
+        y = torch.compile(network, fullgraph=True, backend=backend)(x)
     assert graphs == [["autonl.depthwise.default"]]
     assert (y.shape, y.is_contiguous(memory_format=torch.channels_last)) == ((4, 16, 7, 7), True)
 

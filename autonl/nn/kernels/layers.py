@@ -1,7 +1,8 @@
-"""What is around LightNL in a mobile network by kernels too: depthwise convolutions, and BN with its activation.
+"""A network's layers by kernels: LightNL, and in training what is around it, depthwise convolutions and BN with its
+activation.
 
-`use_trunk_kernels` gives the layers of a network another class, whose `forward` takes the kernels where they can be
-used: names, weights and copies stay as they are.
+`use_kernels` gives the latter another class, whose `forward` takes the kernels where they can be used: names, weights
+and copies stay as they are.
 """
 
 from __future__ import annotations
@@ -16,10 +17,15 @@ from autonl.nn.light_nonlocal import LightNL
 ACTIVATIONS = {nn.SiLU: "silu", nn.ReLU: "relu", nn.ReLU6: "relu6", nn.Identity: "identity"}
 
 
-def use_trunk_kernels(network: nn.Module) -> None:
-    own = {id(layer) for block in network.modules() if isinstance(block, LightNL) for layer in block.modules()}
+def use_kernels(network: nn.Module) -> None:
+    """Let the kernels do all layers of a network that they can."""
+    inside: set[nn.Module] = set()  # what LightNL's own kernels do
+    for block in network.modules():
+        if isinstance(block, LightNL):
+            block.fused = True
+            inside |= set(block.modules())
     for layer in network.modules():
-        if id(layer) in own:  # LightNL's have kernels of theirs
+        if layer in inside:
             continue
         if type(layer) is nn.Conv2d and is_depthwise(layer):
             layer.__class__ = FusedDepthwise
@@ -57,12 +63,14 @@ class FusedDepthwise(nn.Conv2d):
 
 
 class FusedNormAct(BatchNormAct2d):
+    traced = False
+
     def forward(self, x: Tensor) -> Tensor:
         plain = not self.training or not self.affine or not self.track_running_stats or self.momentum is None
         # under torch.compile its own kernels do the same
-        if plain or torch.compiler.is_compiling() or not can_take(x, x.dtype) or x.shape[1] % 8:
+        if plain or (torch.compiler.is_compiling() and not self.traced) or not can_take(x, x.dtype) or x.shape[1] % 8:
             return super().forward(x)
-        if x.numel() == x.shape[1] or x.numel() >= 2**33:  # T8 is a whole number of 32 bits
+        if x.numel() == x.shape[1] or x.numel() >= 2**34:  # T8, an eighth of them, is a whole number of 32 bits
             return super().forward(x)
         from autonl.nn.kernels.norm_act_passes import norm_act
 

@@ -1,10 +1,10 @@
 """What is around LightNL in a training step, layer by layer: depthwise convolutions, and BN with its activation.
 
-    python -m benchmarks.trunk [autonl_l autonl_s] [--batch 512] [--seconds 200] [--out benchmarks/results]
+    python -m benchmarks.layers [autonl_l autonl_s] [--batch 512] [--seconds 200] [--out benchmarks/results]
 
-Microseconds of a layer's forward and backward pass in a CUDA graph (bf16, channels-last), by PyTorch and by the kernels
-of `autonl.nn.kernels.trunk`, and their sums over each network. Of depthwise convolutions, other ways to divide the work
-too, as many as fit into the seconds: the fastest is told.
+Microseconds of a layer's forward and backward pass in a CUDA graph (bf16, channels-last), by PyTorch and by our
+kernels, and their sums over each network. Of depthwise convolutions, other ways to divide the work too, as many as fit
+into the seconds: the fastest is told.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from autonl.models import create_model
-from autonl.nn.kernels.trunk import ACTIVATIONS, FusedDepthwise, FusedNormAct, use_trunk_kernels
+from autonl.nn.kernels.layers import ACTIVATIONS, FusedDepthwise, FusedNormAct, use_kernels
 from benchmarks import RESULTS, compile_ahead, graph_us, require_cuda, write_rows
 from benchmarks.lightnl import BANDWIDTH
 
@@ -30,7 +30,7 @@ Layer = tuple[Any, ...]  # kind, channels, size, then kernel and stride, or acti
 
 def layers_of(ref: str) -> Counter[Layer]:
     network = create_model(ref).eval()
-    use_trunk_kernels(network)
+    use_kernels(network)
     found: Counter[Layer] = Counter()
 
     def note(layer: Any, inputs: tuple[Tensor], output: Tensor) -> None:
@@ -123,10 +123,12 @@ def alternatives(layer: Layer) -> list[Any]:
     if kind != "depthwise":
         return []
     chosen = choice_for(Problem(512, chs, size, size, kernel, stride))
-    changes: list[dict[str, int]] = [{"rows": 4}, {"rows": 14}, {"warps": 2}, {"warps": 8}, {"pairs": 2}]
+    columns = chosen.columns
+    changes: list[dict[str, int]] = [{"columns": columns // 2}, {"columns": columns * 2}]
+    changes += [{"channels": channels} for channels in (16, 32, 64)] + [{"columns": columns // 2, "channels": 64}]
     changes += [{"weight_rows": rows} for rows in (2, 4, 7)] + [{"wide": wide} for wide in (1, 2, 3)]
-    changes += [{"columns": columns} for columns in (8, 16, 32)] + [{"weight_warps": 2}, {"weight_warps": 8}]
-    changes += [{"programs": programs} for programs in (528, 2112, 4224)]
+    changes += [{"programs": programs} for programs in (528, 2112)]
+    changes += [{"rows": 4}, {"rows": 7}, {"warps": 4}, {"pairs": 4}]
     found = [chosen._replace(**change) for change in changes]
     return [choice for choice in dict.fromkeys(found) if choice != chosen]
 
@@ -157,7 +159,7 @@ def main() -> None:
     for layer in layers:
         rows.append(time_layer(arguments.batch, layer))
         print(*rows[-1].values(), flush=True)
-        write_rows("speed_trunk", rows, arguments.out)
+        write_rows("speed_layers", rows, arguments.out)
     for ref, found in counts.items():
         for kind in ("depthwise", "norm"):
             picked = [(row, found[layer]) for layer, row in zip(layers, rows, strict=True) if layer[0] == kind]
@@ -177,7 +179,7 @@ def main() -> None:
             print("failed", layer, choice, str(error)[:100], flush=True)
             continue
         found_rows.append({"layer": layer, **choice._asdict(), **times})
-        write_rows("speed_trunk_tiles", found_rows, arguments.out)
+        write_rows("speed_layers_tiles", found_rows, arguments.out)
     for layer, row in zip(layers, rows, strict=True):
         for name in ("ours", "ours_back"):
             own = sorted((other for other in found_rows if other["layer"] == layer), key=lambda other: other[name])
