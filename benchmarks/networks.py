@@ -1,18 +1,19 @@
 """Images a second and peak memory of whole networks, one run: AutoNL with its kernels, without them, and rivals.
 
     python -m benchmarks.networks [autonl_l autonl_s ...] [--out benchmarks/results] [--batch 512] [--no-compile]
-    python -m benchmarks.networks --ahead only  only compile, into caches that a later call with --ahead never reads
     python -m benchmarks.networks --doc         the table in docs/speed.md from the CSV, without a GPU
 
 Training (forward, cross-entropy, backward, SGD step) and inference at 224, bf16 (autocast in training, weights too in
 inference), channels-last: medians over windows of steps that follow each other without a wait, as in a training.
+torch.compile works side by side in processes, which then wait; nothing but what is timed runs.
 `lightnl` has LightNL's kernels alone. `bare` is the network with its LightNL blocks taken out: the ceiling.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+import multiprocessing
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -26,7 +27,6 @@ from autonl.nn.kernels.layers import use_kernels
 from autonl.nn.light_nonlocal import LightNL
 from benchmarks import (
     RESULTS,
-    compile_ahead,
     event_us,
     made_with,
     read_rows,
@@ -38,6 +38,7 @@ from benchmarks import (
 
 BASELINE = "timm:mobilenetv2_100"
 AT_ONCE = 4  # networks that are compiled side by side: each takes the memory of a training step
+Call = tuple[str, str, str, int, bool]  # network, variant, mode, batch, compiled
 
 VARIANTS = ("kernels", "lightnl", "plain", "bare", "bare kernels")
 WINDOWS, STEPS = 5, 6
@@ -104,15 +105,10 @@ def inference(model: nn.Module, batch: int, compiled: bool) -> Callable[[], None
 
 
 def function_of(ref: str, variant: str, mode: str, batch: int, compiled: bool) -> Callable[[], None]:
-    torch.compiler.reset()
+    """What is timed, after its first call."""
     function = (train_step if mode == "train" else inference)(build(ref, variant), batch, compiled)
     function()
     return function
-
-
-def compile_one(*call: Any) -> None:
-    """For a process of its own, which cannot hand the function over."""
-    function_of(*call)
 
 
 def window_us(function: Callable[[], None]) -> float:
@@ -121,14 +117,14 @@ def window_us(function: Callable[[], None]) -> float:
     return event_us(lambda: [function() for _ in range(STEPS)]) / STEPS
 
 
-def measure(ref: str, variant: str, mode: str, batch: int, compiled: bool) -> dict[str, Any]:
-    function = function_of(ref, variant, mode, batch, compiled)
+def measure(call: Call, function: Callable[[], None]) -> dict[str, Any]:
     for _ in range(2):
         function()
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     step_us = median(window_us(function) for _ in range(WINDOWS))
     memory = torch.cuda.max_memory_allocated() / 2**30
+    ref, variant, mode, batch, compiled = call
     return {
         "network": ref,
         "variant": variant,
@@ -138,6 +134,43 @@ def measure(ref: str, variant: str, mode: str, batch: int, compiled: bool) -> di
         "images_per_s": round(batch / step_us * 1e6),
         "peak_gib": round(memory, 2),
     }
+
+
+def compile_and_measure(call: Call, slots: Any, parent: Any) -> None:
+    """In a process of its own, which says when it is ready and waits for its turn."""
+    with slots:
+        function = function_of(*call)
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+    parent.send("ready")
+    parent.recv()
+    parent.send(measure(call, function))
+
+
+def measure_compiled(calls: list[Call], at_once: int) -> Iterator[dict[str, Any]]:
+    """Compile them side by side, then time them one by one. A call that fails is told by its process, and left out."""
+    spawn = multiprocessing.get_context("spawn")
+    slots = spawn.Semaphore(at_once)
+    waiting = []
+    for call in calls:
+        ours, theirs = spawn.Pipe()
+        process = spawn.Process(target=compile_and_measure, args=(call, slots, theirs), daemon=False)
+        process.start()
+        theirs.close()
+        waiting.append((process, ours))
+
+    def answer(pipe: Any) -> Any:
+        try:
+            return pipe.recv()
+        except EOFError:
+            return None
+
+    ready = [(process, pipe) for process, pipe in waiting if answer(pipe)]
+    for process, pipe in ready:
+        pipe.send("go")
+        if row := answer(pipe):
+            yield row
+        process.join()
 
 
 def document(rows: list[dict[str, str]]) -> str:
@@ -170,28 +203,31 @@ def main() -> None:
     parser.add_argument("--modes", nargs="+", default=["train", "inference"])
     parser.add_argument("--variants", nargs="+", default=VARIANTS)
     parser.add_argument("--no-compile", action="store_true")
-    parser.add_argument("--ahead", choices=("first", "only", "never"), default="first", help="compile side by side")
+    parser.add_argument("--at-once", type=int, default=AT_ONCE, help="networks that are compiled side by side")
     parser.add_argument("--doc", action="store_true", help="only write the table in docs/speed.md from the CSV")
     arguments = parser.parse_args()
     if arguments.doc:
         return write_doc("speed_networks", document(read_rows(arguments.out / "speed_networks.csv")))
     require_cuda()
     kinds = [(BASELINE, ""), *((ref, variant) for ref in arguments.networks for variant in arguments.variants)]
-    calls = [
+    calls: list[Call] = [
         (*kind, mode, arguments.batch, compiled)
         for mode in arguments.modes
         for compiled in ((False,) if arguments.no_compile else (True, False))
         for kind in kinds
     ]
-    if arguments.ahead != "never":
-        compile_ahead(compile_one, [call for call in calls if call[-1]] or calls, AT_ONCE)
-    if arguments.ahead == "only":
-        return
     rows: list[dict[str, Any]] = []
-    for call in calls:
-        rows.append(measure(*call))
-        print(*rows[-1].values(), flush=True)
+
+    def note(row: dict[str, Any]) -> None:
+        rows.append(row)
+        print(*row.values(), flush=True)
         write_rows("speed_networks", rows, arguments.out)
+
+    for row in measure_compiled([call for call in calls if call[-1]], arguments.at_once):
+        note(row)
+    for call in calls:
+        if not call[-1]:
+            note(measure(call, function_of(*call)))
 
 
 if __name__ == "__main__":
