@@ -1,6 +1,7 @@
 """Images a second and peak memory of whole networks, one run: AutoNL with its kernels, without them, and rivals.
 
-    python -m benchmarks.networks [autonl_l autonl_s ...] [--out benchmarks/results] [--batch 512] [--no-compile]
+    python -m benchmarks.networks [autonl_l autonl_s ...] [--out benchmarks/results] [--batch 512]
+        [--compile kernels bare]                which of the variants torch.compile does too; nothing behind it: none
     python -m benchmarks.networks --doc         the table in docs/speed.md from the CSV, without a GPU
 
 Training (forward, cross-entropy, backward, SGD step) and inference at 224, bf16 (autocast in training, weights too in
@@ -12,8 +13,13 @@ torch.compile works side by side in processes, which then wait; nothing but what
 from __future__ import annotations
 
 import argparse
+import gc
 import multiprocessing
+import os
+import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from multiprocessing import connection
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -136,8 +142,11 @@ def measure(call: Call, function: Callable[[], None]) -> dict[str, Any]:
     }
 
 
-def compile_and_measure(call: Call, slots: Any, parent: Any) -> None:
+def compile_and_measure(call: Call, slots: Any, threads: int, parent: Any) -> None:
     """In a process of its own, which says when it is ready and waits for its turn."""
+    from torch._inductor import config
+
+    config.compile_threads = threads
     with slots:
         function = function_of(*call)
         torch.cuda.synchronize()
@@ -147,29 +156,40 @@ def compile_and_measure(call: Call, slots: Any, parent: Any) -> None:
     parent.send(measure(call, function))
 
 
-def measure_compiled(calls: list[Call], at_once: int) -> Iterator[dict[str, Any]]:
-    """Compile them side by side, then time them one by one. A call that fails is told by its process, and left out."""
+def measure_compiled(calls: list[Call], at_once: int, patience: float) -> Iterator[dict[str, Any]]:
+    """Compile them side by side, then time them one by one. What fails is told by its process, and left out; so is what
+    is not ready after so many seconds."""
     spawn = multiprocessing.get_context("spawn")
-    slots = spawn.Semaphore(at_once)
-    waiting = []
+    slots, threads = spawn.Semaphore(at_once), max((os.cpu_count() or 1) // at_once, 1)
+    waiting: dict[Any, tuple[Call, Any]] = {}
     for call in calls:
         ours, theirs = spawn.Pipe()
-        process = spawn.Process(target=compile_and_measure, args=(call, slots, theirs), daemon=False)
+        process = spawn.Process(target=compile_and_measure, args=(call, slots, threads, theirs), daemon=False)
         process.start()
         theirs.close()
-        waiting.append((process, ours))
+        waiting[ours] = call, process
 
     def answer(pipe: Any) -> Any:
         try:
             return pipe.recv()
-        except EOFError:
+        except (EOFError, OSError):  # it has ended
             return None
 
-    ready = [(process, pipe) for process, pipe in waiting if answer(pipe)]
-    for process, pipe in ready:
-        pipe.send("go")
-        if row := answer(pipe):
-            yield row
+    ready = []
+    deadline = time.monotonic() + patience
+    while waiting and (left := deadline - time.monotonic()) > 0:
+        for pipe in connection.wait(list(waiting), left):
+            call, process = waiting.pop(pipe)
+            if answer(pipe):
+                ready.append((calls.index(call), pipe, process))
+    for call, process in waiting.values():
+        print("not compiled in time:", *call, flush=True)
+        process.terminate()
+    for _, pipe, process in sorted(ready, key=lambda one: one[0]):
+        with suppress(OSError):
+            pipe.send("go")
+            if row := answer(pipe):
+                yield row
         process.join()
 
 
@@ -202,8 +222,11 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=512)
     parser.add_argument("--modes", nargs="+", default=["train", "inference"])
     parser.add_argument("--variants", nargs="+", default=VARIANTS)
-    parser.add_argument("--no-compile", action="store_true")
+    parser.add_argument(
+        "--compile", nargs="*", default=VARIANTS, metavar="VARIANT", help="variants that are compiled too"
+    )
     parser.add_argument("--at-once", type=int, default=AT_ONCE, help="networks that are compiled side by side")
+    parser.add_argument("--patience", type=float, default=600, help="seconds that compiling may take, all together")
     parser.add_argument("--doc", action="store_true", help="only write the table in docs/speed.md from the CSV")
     arguments = parser.parse_args()
     if arguments.doc:
@@ -213,8 +236,9 @@ def main() -> None:
     calls: list[Call] = [
         (*kind, mode, arguments.batch, compiled)
         for mode in arguments.modes
-        for compiled in ((False,) if arguments.no_compile else (True, False))
+        for compiled in (True, False)
         for kind in kinds
+        if not compiled or (arguments.compile and kind[1] in ("", *arguments.compile))
     ]
     rows: list[dict[str, Any]] = []
 
@@ -223,11 +247,16 @@ def main() -> None:
         print(*row.values(), flush=True)
         write_rows("speed_networks", rows, arguments.out)
 
-    for row in measure_compiled([call for call in calls if call[-1]], arguments.at_once):
+    for row in measure_compiled([call for call in calls if call[-1]], arguments.at_once, arguments.patience):
         note(row)
     for call in calls:
         if not call[-1]:
-            note(measure(call, function_of(*call)))
+            try:
+                note(measure(call, function_of(*call)))
+            except Exception as problem:  # one network must not cost the others
+                print("failed:", *call, repr(problem)[:300], flush=True)
+            gc.collect()
+            torch.cuda.empty_cache()
 
 
 if __name__ == "__main__":

@@ -78,7 +78,7 @@ BENCHMARKS = {
         "--no-compile --seconds 1 --out results",
         r"speed_lightnl\.csv$|rows are beyond their bound",
     ),
-    "benchmarks.networks": ("--batch 8 --no-compile --out results", r"^timm:mobilenetv2_100 .*inference"),
+    "benchmarks.networks": ("--batch 8 --compile --out results", r"^timm:mobilenetv2_100 .*inference"),
     "benchmarks.search": ("--space digits --res 32 --batch 4 --steps 1 --rounds 1", r"^ratio +\d"),
     "benchmarks.tried": ("--out results", r"searched: 2 trials$"),
     "benchmarks.trials": ("--seeds 1 --out results", r"'worths': 'shared', 'trials': 20"),
@@ -89,6 +89,7 @@ NOT_RUN = (
     {}
     if torch.cuda.is_available()
     else {
+        "python -m benchmarks.layers": GPU,
         "python -m benchmarks.lightnl": GPU,
         "python -m benchmarks.lightnl --settle": GPU,
         "python -m benchmarks.networks autonl_l autonl_s": GPU,
@@ -326,9 +327,9 @@ def test_what_is_wanted_of_networks_is_what_training_shows():
     ]
     same = dict.fromkeys(environment_keys(), "?") | {"compiled": "True", "batch": "1"}
     lines = networks.document([row | same for row in rows]).splitlines()
-    assert "| compiled: kernels over bare | 0.92 | 0.900 |" in lines
-    assert "| memory of a step, compiled: kernels over bare | at most 1.15 | 1.500 |" in lines
-    assert "| eager: kernels over plain | 1.5 | - |" in lines
+    assert "| speed: kernels, compiled / bare, compiled | 0.92 | 0.900 |" in lines
+    assert "| memory: kernels, compiled / bare, compiled | at most 1.15 | 1.500 |" in lines
+    assert "| speed: kernels, eager / plain, eager | 1.5 | - |" in lines
 
 
 # what a target says or, a path, makes
