@@ -114,10 +114,11 @@ class Loop:
         if config.channels_last:
             module = module.to(memory_format=torch.channels_last)
         if config.kernels:
-            use_kernels(module)
             shared = "they need a BN that is not shared" if fabric.world_size > 1 else None
             if reason := shared or missing_on(fabric.device):
                 self.progress.say(f"loop.kernels: the plain path is taken here: {reason}")
+            else:
+                use_kernels(module)
         tunings = task.tunings(module, self.steps_per_epoch)
         wrapped: Any = torch.compile(module) if config.compile else module
         self.graphed = Graphed(module) if can_be_recorded(fabric, task, train, config) else None

@@ -288,7 +288,8 @@ def batch_statistics(
         squares += size * away * away + tl.load(pointer + CHS, mask=inside, other=0.0)
     off = tl.sum(sums, axis=0) / count  # (CB,)
     mean = pivot + off
-    total = tl.maximum(tl.sum(squares, axis=0) - count * off * off, 0.0)
+    total = tl.sum(squares, axis=0) - count * off * off
+    total = tl.where(total < 0.0, 0.0, total)  # NaN stays
     tl.store(statistics + channel, mean, mask=real)
     tl.store(statistics + CHS + channel, total / count, mask=real)
     if UPDATE:

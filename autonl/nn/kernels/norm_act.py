@@ -49,9 +49,9 @@ def activated(value, ACT: tl.constexpr):
     if ACT == "silu":
         return value * tl.sigmoid(value)
     elif ACT == "relu":
-        return tl.maximum(value, 0.0)
+        return tl.where(value < 0.0, 0.0, value)  # tl.maximum would make 0 of NaN
     elif ACT == "relu6":
-        return tl.minimum(tl.maximum(value, 0.0), 6.0)
+        return tl.where(value > 6.0, 6.0, tl.where(value < 0.0, 0.0, value))
     else:
         return value
 
@@ -140,7 +140,8 @@ def norm_statistics(
     count = count * 1.0
     off = first / count
     mean = pivot + off
-    squares = tl.maximum(second - first * off, 0.0)
+    squares = second - first * off
+    squares = tl.where(squares < 0.0, 0.0, squares)  # NaN stays
     tl.store(statistics + channel, mean, mask=real)
     tl.store(statistics + chs + channel, squares / count, mask=real)
     if UPDATE:

@@ -153,7 +153,7 @@ def store_moments(moments, channel, pivot, plain_sum, square_sum, count, CHS: tl
     total = tl.sum(plain_sum, axis=0)  # (CB,)
     centred = tl.sum(square_sum, axis=0) - total * total / count
     tl.store(moments + channel, pivot + total / count, mask=real)
-    tl.store(moments + CHS + channel, tl.maximum(centred, 0.0), mask=real)
+    tl.store(moments + CHS + channel, tl.where(centred < 0.0, 0.0, centred), mask=real)  # NaN stays
 
 
 @triton.jit
