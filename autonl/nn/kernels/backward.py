@@ -199,6 +199,77 @@ def depthwise_backward(
 
 
 @triton.jit
+def whole_depthwise_backward(
+    dz, u, x,  # (N, C, H, W) in either memory format, of at most P positions
+    gram,  # (N, Cr, C) float32
+    weight,  # (C, 1, 3, 3)
+    gamma,  # (C,)
+    statistics,  # (2, C) float32: mean and biased variance
+    sums,  # (3, C) float32: d_beta, d_gamma, sum of dz^2
+    dy,  # like x
+    d_gram,  # (N, 1, Cr, C) float32: x_c^T dy
+    d_taps,  # (N, 1, 9, C) float32: dw
+    scratch,  # (programs, H W + 9, CB), float16 where x has 16 bits: du / steep, the kernels
+    height, width,
+    count,  # N H W
+    eps,
+    rows_below,
+    CHS: tl.constexpr, COMPACT: tl.constexpr, CHANNELS_LAST: tl.constexpr, ENERGY_EPS: tl.constexpr,
+    P: tl.constexpr, CB: tl.constexpr, RP: tl.constexpr, FOLLOWS: tl.constexpr, LEADS: tl.constexpr,
+):  # fmt: skip
+    """The same for a small map in one tile: y stays in registers, and what is loaded of du serves both dy and dw."""
+    chain(FOLLOWS, LEADS)
+    positions = height * width
+    image, _, _, channel, entry = this_program(positions, positions, CB)
+    real = channel < CHS
+    dz += image * positions * CHS
+    u += image * positions * CHS
+    x += image * positions * CHS
+    dy += image * positions * CHS
+    gram += image * (COMPACT * CHS)
+    scratch += (entry * tl.num_programs(0) + tl.program_id(0)) * (positions + 9) * CB
+    taps_map = scratch + positions * CB
+    position = tl.arange(0, P)
+    row = position // width
+    col = position - row * width
+    here = position < positions
+    column = tl.arange(0, CB)
+    inside = here[:, None] & real[None, :]
+    place = offsets(position, channel, positions, CHS, CHANNELS_LAST)
+
+    unit, drift, level, steep = slope_terms(statistics, sums, gamma, channel, count, eps, CHS)
+    du = slope_tile(dz, u, place, inside, unit, drift, level)
+    pointer = scratch + position[:, None] * CB + column[None, :]
+    tl.store(pointer, half_range(du, 7000.0, scratch.dtype.element_ty), mask=here[:, None])
+    largest, _ = store_taps(taps_map, weight, channel, True, CHS, CB)
+    compact, matrix, both = gram_block(channel, CHS, COMPACT, RP)
+    image_gram = tl.load(gram + matrix, mask=both, other=0.0)
+    if ENERGY_EPS > 0:
+        image_gram /= mean_diagonal(gram, CHS, COMPACT, RP) + ENERGY_EPS
+    factors, factor = narrow(image_gram, scratch.dtype.element_ty)  # (RP, CB)
+    x_c = compact_tile(x, position, compact, here, positions, CHS, COMPACT, CHANNELS_LAST)  # (P, RP)
+    y = product(half_range(x_c, 65504.0, scratch.dtype.element_ty), factors).to(tl.float32)  # (P, CB)
+    tl.debug_barrier()
+
+    total = tl.zeros((P, CB), dtype=scratch.dtype.element_ty)
+    scale = factor * steep
+    for down in range(-1, rows_below):
+        left, middle, right = neighbours(pointer + down * width * CB, row + down, col, here, height, width, CB)
+        taps = taps_map + (down + 1) * (3 * CB) + column
+        total += left * tl.load(taps)[None, :]
+        total += middle * tl.load(taps + CB)[None, :]
+        total += right * tl.load(taps + 2 * CB)[None, :]
+        out = d_taps + entry * (9 * CHS) + channel + (1 - down) * (3 * CHS)  # as in taps_backward
+        tl.store(out + 2 * CHS, tl.sum(left.to(tl.float32) * y, axis=0) * scale, mask=real)
+        tl.store(out + CHS, tl.sum(middle.to(tl.float32) * y, axis=0) * scale, mask=real)
+        tl.store(out, tl.sum(right.to(tl.float32) * y, axis=0) * scale, mask=real)
+    slope = (total.to(tl.float32) * (largest * steep)[None, :]).to(x.dtype.element_ty)  # dy: (P, CB)
+    tl.store(dy + place, slope, mask=inside)
+    dg = tl.dot(tl.trans(x_c), slope, input_precision="ieee")  # (RP, P) (P, CB) -> (RP, CB)
+    tl.store(d_gram + entry * (COMPACT * CHS) + matrix, dg, mask=both)
+
+
+@triton.jit
 def taps_backward(
     scratch, y_scratch, d_taps, scale, real, begin, end, first, height, width, rows_below,
     CHS: tl.constexpr, P: tl.constexpr, CB: tl.constexpr,
