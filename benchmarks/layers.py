@@ -3,8 +3,8 @@
     python -m benchmarks.layers [autonl_l autonl_s] [--batch 512] [--seconds 200] [--out benchmarks/results]
 
 Microseconds of a layer's forward and backward pass in a CUDA graph (bf16, channels-last), by PyTorch and by our
-kernels, and their sums over each network. Of depthwise convolutions, other ways to divide the work too, as many as fit
-into the seconds: the fastest is told.
+kernels, and their sums over each network; PyTorch's backward pass of BN is a step less its forward pass. Of depthwise
+convolutions, other ways to divide the work too, as many as fit into the seconds: the fastest is told.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from autonl.models import create_model
-from autonl.nn.kernels.layers import ACTIVATIONS, FusedDepthwise, FusedNormAct, use_kernels
+from autonl.nn.kernels.layers import ACTIVATIONS, FusedDepthwise, FusedNormAct, use_layer_kernels
 from benchmarks import RESULTS, compile_ahead, graph_us, require_cuda, write_rows
 from benchmarks.lightnl import BANDWIDTH
 
@@ -30,7 +30,7 @@ Layer = tuple[Any, ...]  # kind, channels, size, then kernel and stride, or acti
 
 def layers_of(ref: str) -> Counter[Layer]:
     network = create_model(ref).eval()
-    use_kernels(network)
+    use_layer_kernels(network)
     found: Counter[Layer] = Counter()
 
     def note(layer: Any, inputs: tuple[Tensor], output: Tensor) -> None:
@@ -100,11 +100,12 @@ def norm_passes(
 
 
 def floor_us(batch: int, layer: Layer) -> float:
-    """A step that reads and writes every map once a pass: forward 2 maps, backward 5 of a convolution, 3 of BN."""
+    """The time to move a step's maps, forward and backward: of a convolution x, y and x, dy, dx; of BN, whose sums have
+    to be there before its results, x twice, y and x twice, dy twice, dx."""
     kind, chs, size, _, stride = layer
-    values = batch * chs * size**2
-    maps_moved = 8 if kind == "norm" else 3 * (1 + (1 / stride**2))
-    return values * 2 * maps_moved / BANDWIDTH * 1e6
+    large, small = (8, 0) if kind == "norm" else (3, 2)
+    values = batch * chs * (large * size**2 + small * (-(-size // (stride or 1))) ** 2)
+    return values * 2 / BANDWIDTH * 1e6
 
 
 def compile_layer(layer: Layer, choice: Any = None) -> None:

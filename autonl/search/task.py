@@ -30,6 +30,7 @@ class Search(Task):
     calibration  gives the training batches that BN statistics are taken from before an evaluation
     """
 
+    keeps_layers = True  # what kernels were made for are the networks it finds
     recorded = True
 
     def __init__(

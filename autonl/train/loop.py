@@ -24,7 +24,7 @@ from autonl.data.memory import Batch
 from autonl.data.order import Share, derive_seed
 from autonl.errors import AutoNLError
 from autonl.nn.kernels import missing_on
-from autonl.nn.kernels.layers import use_kernels
+from autonl.nn.kernels.layers import use_kernels, use_layer_kernels
 from autonl.train.bn import calibrate_bn, share_bn
 from autonl.train.config import LoopConfig
 from autonl.train.graphs import Graphed, can_be_recorded
@@ -113,12 +113,7 @@ class Loop:
             module = convert_sync_batchnorm(module)
         if config.channels_last:
             module = module.to(memory_format=torch.channels_last)
-        if config.kernels:
-            shared = "they need a BN that is not shared" if fabric.world_size > 1 else None
-            if reason := shared or missing_on(fabric.device):
-                self.progress.say(f"loop.kernels: the plain path is taken here: {reason}")
-            else:
-                use_kernels(module)
+        self.use_kernels(module)
         tunings = task.tunings(module, self.steps_per_epoch)
         wrapped: Any = torch.compile(module) if config.compile else module
         self.graphed = Graphed(module) if can_be_recorded(fabric, task, train, config) else None
@@ -133,6 +128,22 @@ class Loop:
             self.training.load_state_dict(resume)
             self.saved = self.training.step
             fabric.barrier()  # nobody may write a checkpoint while another process still reads
+
+    def use_kernels(self, module: nn.Module) -> None:
+        """Those that the settings ask for; where the plain path is taken all the same, it is said."""
+        config, missing, shared = self.config, missing_on(self.fabric.device), self.fabric.world_size > 1
+        if config.kernels:
+            if reason := "they need a BN that is not shared" if shared else missing:
+                self.progress.say(f"loop.kernels: the plain path is taken here: {reason}")
+            else:
+                use_kernels(module)
+        if config.layer_kernels:
+            if reason := missing or (None if config.channels_last else "they need loop.channels_last=true"):
+                self.progress.say(f"loop.layer_kernels: the plain path is taken here: {reason}")
+            elif not self.task.keeps_layers:
+                use_layer_kernels(module)
+                if shared:
+                    self.progress.say("loop.layer_kernels: BN takes the plain path here: it is shared by processes")
 
     def run(self) -> Result:
         training, stop = self.training, StopRequest()

@@ -74,6 +74,7 @@ BENCHMARKS = {
     "benchmarks.evidence.document": ("", r"\A\Z"),
     "benchmarks.fidelity": (f"--epochs 1 --out results.csv {FEW}", r"'selection_top1': \d"),
     "benchmarks.latency": ("--width 0.25 --networks 3 --rounds 1 --out results", r"^median +median error \d"),
+    "benchmarks.layers": ("--batch 8 --seconds 1 --out results", r"^autonl_s norm .*'ours': '\d"),
     "benchmarks.lightnl": (
         "--no-compile --seconds 1 --out results",
         r"speed_lightnl\.csv$|rows are beyond their bound",
@@ -330,6 +331,7 @@ def test_what_is_wanted_of_networks_is_what_training_shows():
     assert "| speed: kernels, compiled / bare, compiled | 0.92 | 0.900 |" in lines
     assert "| memory: kernels, compiled / bare, compiled | at most 1.15 | 1.500 |" in lines
     assert "| speed: kernels, eager / plain, eager | 1.5 | - |" in lines
+    assert not any("layers" in line for line in lines)
 
 
 # what a target says or, a path, makes

@@ -116,12 +116,12 @@ def test_interpreted_kernels_agree_with_float64() -> None:
 
 
 def test_a_network_keeps_its_weights_and_its_outputs() -> None:
-    from autonl.nn.kernels.layers import FusedDepthwise, FusedNormAct, use_kernels
+    from autonl.nn.kernels.layers import FusedDepthwise, FusedNormAct, use_layer_kernels
 
     torch.manual_seed(0)
     network = create_model("digits")
     plain = copy.deepcopy(network)
-    use_kernels(network)
+    use_layer_kernels(network)
     fused = copy.deepcopy(network)
     kinds = [type(layer) for layer in fused.modules()]
     blocks = len([name for name, _ in plain.named_modules() if name.endswith("conv_dw")])
@@ -146,7 +146,7 @@ def test_torch_compile_traces_depthwise_without_a_break(monkeypatch: pytest.Monk
         network = nn.Sequential(
             nn.Conv2d(16, 16, 5, 2, padding=2, groups=16, bias=False), BatchNormAct2d(16, act_layer=nn.SiLU)
         )
-        layers.use_kernels(network)
+        layers.use_layer_kernels(network)
         x = torch.empty(4, 16, 14, 14).to(memory_format=torch.channels_last)
         backend: Callable = recording(graphs, lambda graph, inputs: graph)
         y = torch.compile(network, fullgraph=True, backend=backend)(x)

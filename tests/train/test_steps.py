@@ -13,7 +13,10 @@ from torch import nn
 
 from autonl.data.sources import open_source
 from autonl.errors import AutoNLError
+from autonl.models import create_model
+from autonl.nn.kernels.layers import FusedDepthwise, FusedNormAct
 from autonl.nn.light_nonlocal import LightNL
+from autonl.search.task import Search
 from autonl.train.bn import calibrate_bn
 from autonl.train.config import LoopConfig, load_config
 from autonl.train.loop import Loop, launch
@@ -80,15 +83,14 @@ def follow(tmp_path, numbers, recipe_settings, kind=Follow, **loop):
     return running.task, running
 
 
-def looped(tmp_path, batches, recipe_settings, kind=Follow, **loop):
+def looped(tmp_path, batches, recipe_settings, kind=Follow, module=None, progress=None, **loop):
     config = load_config("imagenet_mnas", recipe_settings)
     task = kind(config.optim, config.schedule)
     fabric = Fabric(accelerator="cpu", devices=1)
     fabric.launch()
-    model = Line()
     return Loop(
-        fabric, model, task, batches, [([], [])], LoopConfig(**loop), epochs=config.schedule.epochs,
-        batch_size=2, seed=0, folder=tmp_path, about={},
+        fabric, module or Line(), task, batches, [([], [])], LoopConfig(**loop), epochs=config.schedule.epochs,
+        batch_size=2, seed=0, folder=tmp_path, about={}, progress=progress,
     )  # fmt: skip
 
 
@@ -323,11 +325,52 @@ class Heard(Progress):
         self.said.append(message)
 
 
-@pytest.mark.parametrize("kernels", [False, True])
-def test_kernels_are_asked_for_by_a_setting(digit_folder, tmp_path, kernels):
-    """On a CPU the plain path is taken all the same, and said."""
-    config, heard = small_config(digit_folder, schedule={"epochs": 1}, loop={"kernels": kernels}), Heard()
+def test_kernels_that_cannot_be_used_are_told(digit_folder, tmp_path):
+    asked = {"kernels": True, "layer_kernels": True}
+    config, heard = small_config(digit_folder, schedule={"epochs": 1}, loop=asked), Heard()
     result = train_classifier(NETWORK, config, tmp_path / "run", where=ON_CPU, progress=lambda: heard)
-    assert [block.fused for block in result.module.modules() if isinstance(block, LightNL)] == [False]
-    said = "loop.kernels: the plain path is taken here: they need a CUDA GPU"
-    assert heard.said.count(said) == kernels
+    assert kernels_in(result.module) == (0, 0)
+    said = [f"loop.{name}: the plain path is taken here: they need a CUDA GPU" for name in asked]
+    assert [message for message in heard.said if "kernels" in message] == said
+
+
+def kernels_in(network):
+    """(LightNL blocks, layers around them) that kernels may do."""
+    layers = [module for module in network.modules() if isinstance(module, FusedDepthwise | FusedNormAct)]
+    return sum(module.fused for module in network.modules() if isinstance(module, LightNL)), len(layers)
+
+
+@pytest.mark.parametrize(
+    ("settings", "lightnl", "layers", "said"),
+    [
+        ({}, False, False, []),
+        ({"kernels": True}, True, False, []),
+        ({"layer_kernels": True}, False, True, []),
+        ({"kernels": True, "layer_kernels": True}, True, True, []),
+        (
+            {"kernels": True, "layer_kernels": True, "channels_last": False},
+            True,
+            False,
+            ["loop.layer_kernels: the plain path is taken here: they need loop.channels_last=true"],
+        ),
+    ],
+)
+def test_kernels_are_asked_for_by_settings(tmp_path, monkeypatch, settings, lightnl, layers, said):
+    """As if this was a GPU; the forward pass of a layer looks for itself where its input is."""
+    monkeypatch.setattr("autonl.train.loop.missing_on", lambda device: None)
+    network, heard = create_model(NETWORK), Heard()
+    looped(tmp_path, Numbers([1.0]), [], module=network, progress=heard, **settings)
+    found = kernels_in(network)
+    assert (found[0] > 0, found[1] > 0, heard.said) == (lightnl, layers, said)
+
+
+class Keeping(Follow):
+    keeps_layers = True
+
+
+def test_a_search_keeps_the_layers_of_its_supernet(tmp_path, monkeypatch):
+    monkeypatch.setattr("autonl.train.loop.missing_on", lambda device: None)
+    network = create_model(NETWORK)
+    looped(tmp_path, Numbers([1.0]), [], Keeping, module=network, layer_kernels=True)
+    assert kernels_in(network) == (0, 0)
+    assert Search.keeps_layers

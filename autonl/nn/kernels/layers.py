@@ -1,8 +1,8 @@
-"""A network's layers by kernels: LightNL, and in training what is around it, depthwise convolutions and BN with its
-activation.
+"""A network's layers by kernels: LightNL by `use_kernels`, what is around it by `use_layer_kernels`, depthwise
+convolutions and, in training, BN with its activation.
 
-`use_kernels` gives the latter another class, whose `forward` takes the kernels where they can be used: names, weights
-and copies stay as they are.
+The latter get another class, whose `forward` takes the kernels where they can be used: names, weights and copies stay
+as they are.
 """
 
 from __future__ import annotations
@@ -18,12 +18,15 @@ ACTIVATIONS = {nn.SiLU: "silu", nn.ReLU: "relu", nn.ReLU6: "relu6", nn.Identity:
 
 
 def use_kernels(network: nn.Module) -> None:
-    """Let the kernels do all layers of a network that they can."""
-    inside: set[nn.Module] = set()  # what LightNL's own kernels do
+    """Let the kernels do every LightNL of a network, where they can."""
     for block in network.modules():
         if isinstance(block, LightNL):
             block.fused = True
-            inside |= set(block.modules())
+
+
+def use_layer_kernels(network: nn.Module) -> None:
+    """Let the kernels do the layers around LightNL, where they can."""
+    inside = {layer for block in network.modules() if isinstance(block, LightNL) for layer in block.modules()}
     for layer in network.modules():
         if layer in inside:
             continue
