@@ -42,6 +42,46 @@ def test_a_launch_without_the_binder_hands_over_the_same_arguments(division: dic
         assert [id(bound[name]) for name in names] == [id(value) for value in (*tensors, *planned.values)]
 
 
+def passes_of(run: Callable, dtype: torch.dtype, parameters: torch.dtype) -> dict[str, Callable]:
+    """Every pass over the same small map, of that dtype."""
+    from autonl.nn.kernels import depthwise_passes, launch, norm_act_passes
+
+    x = torch.zeros(2, 8, 6, 6, dtype=dtype).to(memory_format=torch.channels_last)
+    weight, (gamma, beta, mean, variance) = torch.zeros(8, 1, 3, 3, dtype=parameters), torch.zeros(4, 8).to(parameters)
+    running, statistics = (mean, variance, torch.tensor(0)), torch.zeros(2, 8)
+    saved = launch.Saved(x, x, torch.zeros(2, 2, 8), statistics, weight, gamma)
+    known = (2, 1, 1e-5, 0.0)
+    return {
+        "inference": lambda: launch.inference(x, weight, (gamma, beta, mean, variance), *known, run),
+        "training": lambda: launch.training(x, weight, gamma, beta, *known, running, 0.1, run),
+        "training_backward": lambda: launch.training_backward(x, saved, *known[1:], run),
+        "depthwise": lambda: depthwise_passes.forward(x, weight, 1, run),
+        "depthwise_backward": lambda: depthwise_passes.backward(x, x, weight, 1, run),
+        "norm_act": lambda: norm_act_passes.training(x, gamma, beta, "relu", 1.0, running, 0.1, run),
+        "norm_act_backward": lambda: norm_act_passes.training_backward(x, x, gamma, beta, statistics, "relu", 1.0, run),
+    }
+
+
+@NEEDS_TRITON
+def test_kernels_are_compiled_anew_for_other_dtypes_and_kept_for_the_same() -> None:
+    """A launch keeps what was compiled at its first run, whose dtypes must be those of all others."""
+    seen: list[object] = []
+
+    def run(planned: object, *tensors: Tensor | None) -> None:
+        seen.append(planned)
+
+    def launches(name: str, dtype: torch.dtype, parameters: torch.dtype) -> set[object]:
+        seen.clear()
+        passes_of(run, dtype, parameters)[name]()
+        return set(seen)
+
+    for name in passes_of(run, torch.float32, torch.float32):
+        kinds = [(torch.float16, torch.float32), (torch.bfloat16, torch.float32), (torch.float16, torch.float16)]
+        first = [launches(name, *kind) for kind in kinds]
+        assert len(set.union(*first)) == sum(map(len, first)) > 0, name
+        assert [launches(name, *kind) for kind in kinds] == first, name
+
+
 class Compiled:
     """Stands in for Triton's CompiledKernel and notes how it is started."""
 

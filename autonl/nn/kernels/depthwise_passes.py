@@ -17,9 +17,18 @@ from autonl.nn.kernels.depthwise import (
     depthwise_weight,
     transposed_taps,
 )
-from autonl.nn.kernels.launch import PLANS, plan_for
-from autonl.nn.kernels.ops import is_plain
-from autonl.nn.kernels.passes import Buffers, Launch, Plan, Run, carry_out, run_again, run_traced
+from autonl.nn.kernels.passes import (
+    PLANS,
+    Buffers,
+    Launch,
+    Plan,
+    Run,
+    carry_out,
+    is_plain,
+    plan_for,
+    run_again,
+    run_traced,
+)
 from autonl.nn.kernels.tiles import Tile
 
 

@@ -22,7 +22,7 @@ from autonl.nn.kernels.backward import (
 from autonl.nn.kernels.forward import batch_statistics, gram_kernel, lightnl_forward, normalise_add, spatial_forward
 from autonl.nn.kernels.gathered import gathered_forward, gathered_weights
 from autonl.nn.kernels.gathered_backward import gathered_backward, gathered_input_backward
-from autonl.nn.kernels.passes import Buffers, Launch, Plan, Run, carry_out, run_again, run_traced
+from autonl.nn.kernels.passes import PLANS, Buffers, Launch, Plan, Run, carry_out, plan_for, run_again, run_traced
 from autonl.nn.kernels.tiles import (
     Tile,
     compact_width,
@@ -36,7 +36,6 @@ from autonl.nn.kernels.tiles import (
 ROWS_BELOW = 2  # the end of range(-1, 2) over the rows of a 3x3 kernel, handed over at run time
 CHUNKS = 512  # programs that share the sums of the BN's backward pass, about four a multiprocessor
 TILES = 4  # a step of theirs: loads that are under way at once
-PLANS = 1024  # plans that are kept
 
 
 class Problem(NamedTuple):
@@ -84,17 +83,6 @@ def problem_of(x: Tensor, compact_chs: int, stride: int, eps: float, energy_eps:
     images, chs, height, width = x.shape
     channels_last = not x.is_contiguous()  # a map that is both (one channel, one position) counts as contiguous
     return Problem(images, chs, height, width, channels_last, x.dtype, compact_chs, stride, eps, energy_eps)
-
-
-def plan_for(make: Any, run: Run, x: Tensor, others: tuple[Tensor | None, ...], *key: Any) -> Plan:
-    """The plan that `make` makes of a key.
-
-    x, others  tensors that come from outside: kernels are compiled for their dtypes
-    """
-    if run is run_traced:  # sizes may be symbols
-        return make.__wrapped__(*key, ())
-    kinds = [None if tensor is None else tensor.dtype for tensor in others]
-    return make(*key, (x.get_device(), *kinds))
 
 
 def product_dtype(dtype: torch.dtype) -> torch.dtype:

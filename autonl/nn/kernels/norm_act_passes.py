@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.library import triton_op
 
-from autonl.nn.kernels.launch import PLANS, plan_for
 from autonl.nn.kernels.norm_act import (
     moment_sums,
     norm_act_input,
@@ -19,8 +18,18 @@ from autonl.nn.kernels.norm_act import (
     normalise_act,
     slope_sums,
 )
-from autonl.nn.kernels.ops import is_plain
-from autonl.nn.kernels.passes import Buffers, Launch, Plan, Run, carry_out, run_again, run_traced
+from autonl.nn.kernels.passes import (
+    PLANS,
+    Buffers,
+    Launch,
+    Plan,
+    Run,
+    carry_out,
+    is_plain,
+    plan_for,
+    run_again,
+    run_traced,
+)
 from autonl.nn.kernels.tiles import Tile, power_of_two
 
 SUMMING = Tile(positions=512, channels=8, warps=8)

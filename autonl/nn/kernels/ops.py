@@ -10,6 +10,7 @@ from torch.autograd.function import once_differentiable
 from torch.library import triton_op
 
 from autonl.nn.kernels import launch
+from autonl.nn.kernels.passes import is_plain
 
 
 def inference(
@@ -40,11 +41,6 @@ def training(x: Tensor, weight: Tensor, bn: nn.BatchNorm2d, compact_chs: int, st
         running_mean.lerp_(mean.to(running_mean.dtype), momentum)
         running_variance.lerp_((variance * (count / (count - 1))).to(running_variance.dtype), momentum)
     return z
-
-
-def is_plain(x: Tensor) -> bool:
-    """A tensor with memory behind it: not being traced or compiled, no subclass."""
-    return not torch.compiler.is_compiling() and type(x) in (Tensor, nn.Parameter)
 
 
 class Settings(NamedTuple):

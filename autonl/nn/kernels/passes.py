@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 import torch
 import triton
-from torch import Tensor
+from torch import Tensor, nn
 from torch.library import wrap_triton
 from triton import knobs
 from triton.runtime import driver
@@ -28,6 +28,7 @@ FUSION = {"enable_fp_fusion": True}  # multiply-adds, which Triton leaves out fr
 ALIGNMENT = 16  # bytes: kernels are compiled for addresses that are multiples of it
 LAUNCHER_IN_C = triton.__version__.startswith("3.6.")  # the one with the parameters that `starter` knows
 ALONE = {"FOLLOWS": False, "LEADS": False}  # a kernel that others neither wait for nor overlap
+PLANS = 1024  # plans that are kept, of every pass
 SPACING = 256  # bytes: what buffers in one allocation are rounded up to, a few lines of the cache
 
 Buffers: TypeAlias = dict[str, tuple[tuple[int, ...], torch.dtype]]
@@ -116,6 +117,22 @@ def starter(kernel: Any) -> tuple[Any, tuple[Any, ...]]:
 
 # How a launch is made in all cases but `run_addresses`: one of the next three
 Run: TypeAlias = Callable[..., Any]
+
+
+def is_plain(x: Tensor) -> bool:
+    """A tensor with memory behind it: not being traced or compiled, no subclass."""
+    return not torch.compiler.is_compiling() and type(x) in (Tensor, nn.Parameter)
+
+
+def plan_for(make: Any, run: Run, x: Tensor, others: tuple[Tensor | None, ...], *key: Any) -> Plan:
+    """The plan that `make` makes of a key.
+
+    x, others  tensors that come from outside: kernels are compiled for their dtypes
+    """
+    if run is run_traced:  # sizes may be symbols
+        return make.__wrapped__(*key, ())
+    kinds = [None if tensor is None else tensor.dtype for tensor in others]
+    return make(*key, (x.get_device(), x.dtype, *kinds))
 
 
 def run_bound(launch: Launch, *tensors: Tensor | None) -> Any:
