@@ -142,9 +142,6 @@ def alternatives(size: int, chs: int, ratio: float, stride: int, what: str) -> l
         found += [replace(chosen, bands=chosen.bands - 1)] if chosen.bands > 1 and what != "input" else []
         found += [replace(chosen, channels=chosen.channels // 2)] if chosen.channels > 16 else []
         found += [replace(chosen, warps=2 if chosen.warps == 4 else 4)]
-        if what == "backward" and positions <= 64:  # a map in one tile
-            one = replace(chosen, whole=True, positions=tiles.power_of_two(positions, 16, 64), step=0, registers=0)
-            found += [replace(one, channels=block, warps=warps) for block in (16, 32) for warps in (2, 4, 8)]
         step = chosen.step or chosen.positions
         found += [replace(chosen, step=step // 2)] if what != "input" and step > 16 else []
     return found

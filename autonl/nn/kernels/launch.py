@@ -17,7 +17,6 @@ from autonl.nn.kernels.backward import (
     input_backward,
     norm_backward_sums,
     sum_norm_gradients,
-    whole_depthwise_backward,
 )
 from autonl.nn.kernels.forward import batch_statistics, gram_kernel, lightnl_forward, normalise_add, spatial_forward
 from autonl.nn.kernels.gathered import gathered_forward, gathered_weights
@@ -299,20 +298,16 @@ def backward_plan(problem: Problem, tile: Tile | None, input_tile: Tile | None, 
         tensors = "dz x gram d_gram du taps steepness d_taps dx d_weight"
         inputs = Launch(gathered_input_backward, tensors, (1, input_bands, images), scalars, constants, whole)
     else:
-        tensors = "dz u x gram weight gamma statistics sums dx d_gram d_taps scratch"  # dy lies where dx will
-        count, grid = images * positions, (blocks, bands, images)
-        constants = problem.product_constants(tile) | {"STEP": tile.step or tile.positions}
-        if tile.whole and positions <= tile.positions:
-            shape, scalars = (
-                (images * blocks, positions + 9, tile.channels),
-                (height, width, count, problem.eps, ROWS_BELOW),
-            )
-            depthwise = Launch(whole_depthwise_backward, tensors, grid, scalars, constants, tile)
-        else:
-            shape = (images * bands * blocks, 2 * band + 2 * halo + 9, tile.channels)
-            scalars = (height, width, band, halo, count, problem.eps, ROWS_BELOW)
-            depthwise = Launch(depthwise_backward, tensors, grid, scalars, constants, tile)
+        shape = (images * bands * blocks, 2 * band + 2 * halo + 9, tile.channels)
         buffers["scratch"] = (shape, product_dtype(problem.dtype))
+        depthwise = Launch(
+            depthwise_backward,
+            "dz u x gram weight gamma statistics sums dx d_gram d_taps scratch",  # dy lies where dx will
+            (blocks, bands, images),
+            (height, width, band, halo, images * positions, problem.eps, ROWS_BELOW),
+            problem.product_constants(tile) | {"STEP": tile.step or tile.positions},
+            tile,
+        )
         grid = (-(-positions // input_tile.positions), images, 1)
         constants, scalars = problem.product_constants(input_tile), (height, width, bands)
         inputs = Launch(input_backward, "dz x gram d_gram d_taps dx d_weight", grid, scalars, constants, input_tile)

@@ -22,7 +22,6 @@ class Tile:
     gram_positions: int = 128  # a step of that kernel
     gram_warps: int = 4  # of that kernel where `gathered`
     spatial: bool = False  # inference on a map of one step: the affinity between positions instead of G
-    whole: bool = False  # backward of a map of one step: what is loaded of du serves dy and dw
     gathered: bool = False  # the kernels of `gathered`, of which one of its own makes G; only where `gathered_fits`
     registers: int = 0  # a thread has at most, so that another program fits beside the others; 0: what it likes
 
