@@ -71,88 +71,107 @@ def through(slope, value, ACT: tl.constexpr):
 
 
 @triton.jit
-def store_sums(partial_sums, column, real, width, first, second):
-    """A program's two sums (W,) into its place of (chunks, 2, line C)."""
-    out = partial_sums + tl.program_id(1) * (2 * width) + column
+def store_pair(parts, column, real, width, first, second):
+    """What a program has found, 2 x (W,), into its place of (chunks, 2, line C)."""
+    out = parts + tl.program_id(1) * (2 * width) + column
     tl.store(out, first, mask=real)
     tl.store(out + width, second, mask=real)
 
 
 @triton.jit
-def total_sums(partial_sums, channel, real, entries, line, chs, ROWS: tl.constexpr, CB: tl.constexpr):
-    """The two sums over all chunks and rows of a line: 2 x (CB,)."""
-    first = tl.zeros((ROWS, CB), dtype=tl.float32)
-    second = tl.zeros((ROWS, CB), dtype=tl.float32)
-    for start in range(0, entries, ROWS):
-        entry = start + tl.arange(0, ROWS)
-        inside = (entry < entries)[:, None] & real[None, :]
-        place = ((entry // line) * 2 * line + entry % line)[:, None] * chs + channel[None, :]
-        first += tl.load(partial_sums + place, mask=inside, other=0.0)
-        second += tl.load(partial_sums + place + line * chs, mask=inside, other=0.0)
-    return tl.sum(first, axis=0), tl.sum(second, axis=0)
+def entry_place(part, row, line, channel, chs):
+    """Where a chunk and a row of a line (ROWS,) lie there, of channels (CB,): (ROWS, CB)."""
+    return (part * 2 * line + row)[:, None] * chs + channel[None, :]
+
+
+@triton.jit
+def merged(mean, squares, count):
+    """Values in groups under each other (R, W), of which are known how many they are, their mean and the sum of their
+    squared differences from it: mean and sum of all (W,), as Chan et al. merge them."""
+    total = tl.sum(mean * count, axis=0) / tl.maximum(tl.sum(count, axis=0), 1.0)
+    away = mean - total[None, :]
+    return total, tl.sum(squares + count * away * away, axis=0)
+
+
+@triton.jit
+def held(first, values, step):
+    """How many of the values before `values` are at first, first + step and so on."""
+    return tl.maximum(values - first + step - 1, 0) // step
 
 
 @triton.jit(do_not_specialize=SIZES)
-def moment_sums(
+def moments(
     x,  # rows of C channels
-    partial_sums,  # (chunks, 2, line C) float32: sums of x - x[0] and of its square
+    partial_moments,  # (chunks, 2, line C) float32: means, and sums of squared differences from them
     T8,  # values of x / 8
     C8, line,
     chunk,  # lines a program
-    R: tl.constexpr, W: tl.constexpr, TILES: tl.constexpr, FOLLOWS: tl.constexpr, LEADS: tl.constexpr,
+    R: tl.constexpr, W: tl.constexpr, FOLLOWS: tl.constexpr, LEADS: tl.constexpr,
 ):  # fmt: skip
-    """Differences from the first row: they are near the mean, so that squares cancel little."""
+    """Each of R x W places keeps the moments of its own values as they come, as Welford does: no pivot that may be far
+    from the mean, and nothing large to cancel."""
     chain(FOLLOWS, LEADS)
-    width, column, channel, real = columns(tl.program_id(0), C8, line, W)
-    pivot = tl.load(x + channel, mask=real, other=0.0).to(tl.float32)
-    first = tl.zeros((R, W), dtype=tl.float32)
-    second = tl.zeros((R, W), dtype=tl.float32)
+    width, column, _, real = columns(tl.program_id(0), C8, line, W)
+    mean = tl.zeros((R, W), dtype=tl.float32)
+    squares = tl.zeros((R, W), dtype=tl.float32)
     begin, values = place_of(tl.program_id(1) * chunk, T8, width, chunk)
-    for start in range(0, chunk, R * TILES):
-        for tile in tl.static_range(TILES):
-            row = start + tile * R + tl.arange(0, R)
-            place = row[:, None] * width + column[None, :]
-            inside = real[None, :] & (place < values)
-            away = tl.load(x + begin + place, mask=inside, other=0.0).to(tl.float32) - pivot[None, :]
-            away = tl.where(inside, away, 0.0)
-            first += away
-            second += away * away
-    store_sums(partial_sums, column, real, width, tl.sum(first, axis=0), tl.sum(second, axis=0))
+    place = tl.arange(0, R)[:, None] * width + column[None, :]
+    for start in range(0, chunk, R):
+        share = R / (start + R * 1.0)  # of a value among those that its place has seen
+        inside = real[None, :] & (start * width + place < values)
+        away = tl.load(x + begin + start * width + place, mask=inside, other=0.0).to(tl.float32) - mean
+        away = tl.where(inside, away, 0.0)
+        mean += away * share
+        squares += away * away * (1.0 - share)
+    count = held(place, values, R * width).to(tl.float32)
+    mean, squares = merged(mean, squares, count)
+    store_pair(partial_moments, column, real, width, mean, squares)
 
 
 @triton.jit(do_not_specialize=SIZES)
 def norm_statistics(
-    x, partial_sums,
+    partial_moments,
     statistics,  # (2, C) float32: mean and biased variance
-    running_mean, running_variance,  # (C,), moved in place where UPDATE, as is the next
+    running_mean, running_variance,  # (C,), moved in place, as is the next
     batches_tracked,  # () int64
-    entries, line, C8,
+    entries, line, chunk, C8,
     count,  # values a channel
     momentum,
-    UPDATE: tl.constexpr, ROWS: tl.constexpr, CB: tl.constexpr, FOLLOWS: tl.constexpr, LEADS: tl.constexpr,
+    ROWS: tl.constexpr, CB: tl.constexpr, FOLLOWS: tl.constexpr, LEADS: tl.constexpr,
 ):  # fmt: skip
+    """Merge the moments of all chunks and rows of a line, and move the running statistics as nn.BatchNorm2d does."""
     chain(FOLLOWS, LEADS)
     chs = C8 * 8
     channel = tl.program_id(0) * CB + tl.arange(0, CB)
     real = channel < chs
-    pivot = tl.load(x + channel, mask=real, other=0.0).to(tl.float32)
-    first, second = total_sums(partial_sums, channel, real, entries, line, chs, ROWS, CB)
-    count = count * 1.0
-    off = first / count
-    mean = pivot + off
-    squares = second - first * off
-    squares = tl.where(squares < 0.0, 0.0, squares)  # NaN stays
+    mean = tl.zeros((ROWS, CB), dtype=tl.float32)
+    squares = tl.zeros((ROWS, CB), dtype=tl.float32)
+    seen = tl.zeros((ROWS, 1), dtype=tl.float32)
+    for start in range(0, entries, ROWS):
+        entry = start + tl.arange(0, ROWS)
+        part, row = entry // line, entry % line
+        size = tl.minimum(held(part * chunk * line + row, count, line), chunk)  # values in this entry
+        size = tl.where(entry < entries, size, 0).to(tl.float32)[:, None]
+        inside = (size > 0) & real[None, :]
+        place = entry_place(part, row, line, channel, chs)
+        seen += size
+        share = size / tl.maximum(seen, 1.0)
+        away = tl.load(partial_moments + place, mask=inside, other=0.0) - mean
+        away = tl.where(inside, away, 0.0)
+        mean += away * share
+        squares += away * away * (1.0 - share) * size
+        squares += tl.load(partial_moments + place + line * chs, mask=inside, other=0.0)
+    mean, squares = merged(mean, squares, seen)
     tl.store(statistics + channel, mean, mask=real)
     tl.store(statistics + chs + channel, squares / count, mask=real)
-    if UPDATE:
-        old_mean = tl.load(running_mean + channel, mask=real, other=0.0).to(tl.float32)
-        old_variance = tl.load(running_variance + channel, mask=real, other=0.0).to(tl.float32)
-        new_mean = old_mean + momentum * (mean - old_mean)
-        new_variance = old_variance + momentum * (squares / (count - 1) - old_variance)  # unbiased
-        tl.store(running_mean + channel, new_mean.to(running_mean.dtype.element_ty), mask=real)
-        tl.store(running_variance + channel, new_variance.to(running_variance.dtype.element_ty), mask=real)
-        if tl.program_id(0) == 0:
-            tl.store(batches_tracked, tl.load(batches_tracked) + 1)
+    old_mean = tl.load(running_mean + channel, mask=real, other=0.0).to(tl.float32)
+    old_variance = tl.load(running_variance + channel, mask=real, other=0.0).to(tl.float32)
+    new_mean = old_mean + momentum * (mean - old_mean)
+    new_variance = old_variance + momentum * (squares / (count - 1) - old_variance)  # unbiased
+    tl.store(running_mean + channel, new_mean.to(running_mean.dtype.element_ty), mask=real)
+    tl.store(running_variance + channel, new_variance.to(running_variance.dtype.element_ty), mask=real)
+    if tl.program_id(0) == 0:
+        tl.store(batches_tracked, tl.load(batches_tracked) + 1)
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -181,8 +200,7 @@ def slope_sums(
     gamma, beta, statistics,
     partial_sums,  # (chunks, 2, line C) float32: sums of dv and of dv (x - mean) / sqrt(variance + eps)
     T8, C8, line, chunk, eps,
-    ACT: tl.constexpr, R: tl.constexpr, W: tl.constexpr, TILES: tl.constexpr,
-    FOLLOWS: tl.constexpr, LEADS: tl.constexpr,
+    ACT: tl.constexpr, R: tl.constexpr, W: tl.constexpr, FOLLOWS: tl.constexpr, LEADS: tl.constexpr,
 ):  # fmt: skip
     """dv is the gradient of what the activation takes."""
     chain(FOLLOWS, LEADS)
@@ -191,17 +209,15 @@ def slope_sums(
     first = tl.zeros((R, W), dtype=tl.float32)
     second = tl.zeros((R, W), dtype=tl.float32)
     begin, values = place_of(tl.program_id(1) * chunk, T8, width, chunk)
-    for start in range(0, chunk, R * TILES):
-        for tile in tl.static_range(TILES):
-            row = start + tile * R + tl.arange(0, R)
-            place = row[:, None] * width + column[None, :]
-            inside = real[None, :] & (place < values)
-            slope = tl.load(dy + begin + place, mask=inside, other=0.0).to(tl.float32)
-            value = tl.load(x + begin + place, mask=inside, other=0.0).to(tl.float32)
-            slope = through(slope, value * scale[None, :] + shift[None, :], ACT)
-            first += slope
-            second += slope * (value - mean[None, :])
-    store_sums(partial_sums, column, real, width, tl.sum(first, axis=0), tl.sum(second, axis=0) * inverse)
+    for start in range(0, chunk, R):
+        place = (start + tl.arange(0, R))[:, None] * width + column[None, :]
+        inside = real[None, :] & (place < values)
+        slope = tl.load(dy + begin + place, mask=inside, other=0.0).to(tl.float32)
+        value = tl.load(x + begin + place, mask=inside, other=0.0).to(tl.float32)
+        slope = through(slope, value * scale[None, :] + shift[None, :], ACT)
+        first += slope
+        second += slope * (value - mean[None, :])
+    store_pair(partial_sums, column, real, width, tl.sum(first, axis=0), tl.sum(second, axis=0) * inverse)
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -216,7 +232,15 @@ def norm_gradients(
     chs = C8 * 8
     channel = tl.program_id(0) * CB + tl.arange(0, CB)
     real = channel < chs
-    first, second = total_sums(partial_sums, channel, real, entries, line, chs, ROWS, CB)
+    first = tl.zeros((ROWS, CB), dtype=tl.float32)
+    second = tl.zeros((ROWS, CB), dtype=tl.float32)
+    for start in range(0, entries, ROWS):
+        entry = start + tl.arange(0, ROWS)
+        inside = (entry < entries)[:, None] & real[None, :]
+        place = entry_place(entry // line, entry % line, line, channel, chs)
+        first += tl.load(partial_sums + place, mask=inside, other=0.0)
+        second += tl.load(partial_sums + place + line * chs, mask=inside, other=0.0)
+    first, second = tl.sum(first, axis=0), tl.sum(second, axis=0)
     tl.store(sums + channel, first, mask=real)
     tl.store(sums + chs + channel, second, mask=real)
     tl.store(d_beta + channel, first.to(d_beta.dtype.element_ty), mask=real)

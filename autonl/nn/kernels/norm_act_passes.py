@@ -1,4 +1,4 @@
-"""BN with its activation, for training: plans of `norm_act`'s kernels, and the operators made of them."""
+"""BN with its activation, for training: plans of `norm_act`'s kernels, and the gradient made of them."""
 
 from __future__ import annotations
 
@@ -8,33 +8,22 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.library import triton_op
 
 from autonl.nn.kernels.norm_act import (
-    moment_sums,
+    moments,
     norm_act_input,
     norm_gradients,
     norm_statistics,
     normalise_act,
     slope_sums,
 )
-from autonl.nn.kernels.passes import (
-    PLANS,
-    Buffers,
-    Launch,
-    Plan,
-    Run,
-    carry_out,
-    is_plain,
-    plan_for,
-    run_again,
-    run_traced,
-)
+from autonl.nn.kernels.passes import PLANS, Buffers, Launch, Plan, Run, carry_out, plan_for, run_again
 from autonl.nn.kernels.tiles import Tile, power_of_two
 
-SUMMING = Tile(positions=512, channels=8, warps=8)
+MERGING = Tile(positions=512, channels=8, warps=8)
 PROGRAMS = 528  # that share a sum over all rows: four a multiprocessor of an H200
-VALUES, SUM_VALUES, SUM_TILES = 4096, 4096, 1
+VALUES = 4096  # a tile
+MOST_VALUES = 2**30  # that a program sums over: it counts them in 32 bits
 
 
 class Problem(NamedTuple):
@@ -56,8 +45,20 @@ class Division(NamedTuple):
     blocks: int  # tiles that are a line
     lines: int
 
-    def grid(self, tile_rows: int) -> tuple[int, int, int]:
-        return (self.blocks * -(-self.lines // tile_rows), 1, 1)  # the first axis of a CUDA grid is the long one
+    @property
+    def tile(self) -> Tile:
+        return Tile(power_of_two(1, VALUES // self.width, VALUES), self.width, warps=4)
+
+    @property
+    def grid(self) -> tuple[int, int, int]:
+        """For one tile a program: the first axis of a CUDA grid is the long one."""
+        return (self.blocks * -(-self.lines // self.tile.positions), 1, 1)
+
+    def chunks(self) -> tuple[int, int]:
+        """(lines a program, programs) for a sum over all lines."""
+        at_once, most = self.tile.positions, max(PROGRAMS // self.blocks, 1)
+        steps = min(-(-self.lines // (most * at_once)), MOST_VALUES // (at_once * self.width * self.blocks))
+        return at_once * steps, -(-self.lines // (at_once * steps))
 
 
 def division_of(problem: Problem) -> Division:
@@ -72,43 +73,41 @@ def division_of(problem: Problem) -> Division:
     return Division(line, width, -(-chs * line // width), -(-rows // line))
 
 
-def chunks_of(division: Division, tile_rows: int) -> tuple[int, int]:
-    """(lines a program, programs)."""
-    most = max(PROGRAMS // division.blocks, 1)
-    chunk = tile_rows * -(-division.lines // (most * tile_rows))
-    return chunk, -(-division.lines // chunk)
+def merging_launch(kernel: Any, tensors: str, chs: int, scalars: tuple[Any, ...]) -> Launch:
+    """Of what all chunks have found: a program a block of channels."""
+    constants = {"ROWS": MERGING.positions, "CB": MERGING.channels}
+    return Launch(kernel, tensors, (-(-chs // MERGING.channels), 1, 1), scalars, constants, MERGING)
 
 
 @lru_cache(PLANS)
-def training_plan(problem: Problem, momentum: float, update: bool, kinds: tuple[Any, ...]) -> Plan:
+def training_plan(problem: Problem, momentum: float, kinds: tuple[Any, ...]) -> Plan:
     rows, chs, act, eps = problem
-    division = division_of(problem)
-    tile = Tile(power_of_two(1, SUM_VALUES // division.width, SUM_VALUES), division.width, warps=4)
-    chunk, chunks = chunks_of(division, tile.positions * SUM_TILES)
-    constants = {"R": tile.positions, "W": tile.channels, "TILES": SUM_TILES, "ACT": act}
-    scalars: tuple[Any, ...] = (problem.total // 8, chs // 8, division.line, chunk)
-    sums = Launch(moment_sums, "x partial_sums", (division.blocks, chunks, 1), scalars, constants, tile)
-    merging = {"UPDATE": update, "ROWS": SUMMING.positions, "CB": SUMMING.channels}
-    tensors = "x partial_sums statistics running_mean running_variance batches_tracked"
-    scalars = (chunks * division.line, division.line, chs // 8, rows, momentum)
-    merge = Launch(norm_statistics, tensors, (-(-chs // SUMMING.channels), 1, 1), scalars, merging, SUMMING)
-    wide = Tile(power_of_two(1, VALUES // division.width, VALUES), division.width, warps=4)
-    constants = {"R": wide.positions, "W": wide.channels, "ACT": act}
-    scalars = (problem.total // 8, chs // 8, division.line, division.blocks, eps)
-    make = Launch(normalise_act, "x y gamma beta statistics", division.grid(wide.positions), scalars, constants, wide)
-    buffers: Buffers = {"partial_sums": ((chunks, 2, division.line * chs), torch.float32)}
+    division, eighth, eighths = division_of(problem), chs // 8, problem.total // 8
+    line, tile, (chunk, chunks) = division.line, division.tile, division.chunks()
+    known: dict[str, Any] = {"R": tile.positions, "W": tile.channels}
+    scalars: tuple[Any, ...] = (eighths, eighth, line, chunk)
+    parts = Launch(moments, "x parts", (division.blocks, chunks, 1), scalars, known, tile)
+    tensors = "parts statistics running_mean running_variance batches_tracked"
+    merge = merging_launch(norm_statistics, tensors, chs, (chunks * line, line, chunk, eighth, rows, momentum))
+    known |= {"ACT": act}
+    scalars = (eighths, eighth, line, division.blocks, eps)
+    make = Launch(normalise_act, "x y gamma beta statistics", division.grid, scalars, known, tile)
+    buffers: Buffers = {"parts": ((chunks, 2, line * chs), torch.float32)}
     outside = "x y statistics gamma beta running_mean running_variance batches_tracked"
-    return Plan(outside, buffers, [sums, merge, make])
+    return Plan(outside, buffers, [parts, merge, make])
 
 
 def training(
     x: Tensor, gamma: Tensor, beta: Tensor, act: str, eps: float,
-    running: tuple[Tensor, Tensor, Tensor] | None = None, momentum: float = 0.0, run: Run = run_again,
+    running: tuple[Tensor, Tensor, Tensor], momentum: float, run: Run = run_again,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """y, and (2, C) mean and biased variance."""
+    """y, and (2, C) mean and biased variance.
+
+    running  the BN's running_mean, running_var and num_batches_tracked, which are moved in place
+    """
     problem = problem_of(x, act, eps)
-    outside = (gamma, beta, *(running or (None, None, None)))
-    plan = plan_for(training_plan, run, x, outside, problem, momentum, running is not None)
+    outside = (gamma, beta, *running)
+    plan = plan_for(training_plan, run, x, outside, problem, momentum)
     y = torch.empty_like(x)
     statistics = x.new_empty((2, problem.chs), dtype=torch.float32)
     carry_out(plan, run, (x, y, statistics, *outside))
@@ -123,27 +122,16 @@ def problem_of(x: Tensor, act: str, eps: float) -> Problem:
 @lru_cache(PLANS)
 def backward_plan(problem: Problem, kinds: tuple[Any, ...]) -> Plan:
     rows, chs, act, eps = problem
-    division = division_of(problem)
-    tile = Tile(power_of_two(1, SUM_VALUES // division.width, SUM_VALUES), division.width, warps=4)
-    chunk, chunks = chunks_of(division, tile.positions * SUM_TILES)
-    constants = {"R": tile.positions, "W": tile.channels, "TILES": SUM_TILES, "ACT": act}
-    scalars: tuple[Any, ...] = (problem.total // 8, chs // 8, division.line, chunk, eps)
-    tensors = "dy x gamma beta statistics partial_sums"
-    slopes = Launch(slope_sums, tensors, (division.blocks, chunks, 1), scalars, constants, tile)
-    merging = {"ROWS": SUMMING.positions, "CB": SUMMING.channels}
-    scalars = (chunks * division.line, division.line, chs // 8)
-    tensors = "partial_sums sums d_beta d_gamma"
-    merge = Launch(norm_gradients, tensors, (-(-chs // SUMMING.channels), 1, 1), scalars, merging, SUMMING)
-    wide = Tile(power_of_two(1, VALUES // division.width, VALUES), division.width, warps=4)
-    constants = {"R": wide.positions, "W": wide.channels, "ACT": act}
-    scalars = (problem.total // 8, chs // 8, division.line, division.blocks, rows, eps)
-    tensors = "dy x dx gamma beta statistics sums"
-    inputs = Launch(norm_act_input, tensors, division.grid(wide.positions), scalars, constants, wide)
-    buffers: Buffers = {
-        "partial_sums": ((chunks, 2, division.line * chs), torch.float32),
-        "sums": ((2, chs), torch.float32),
-    }
-    return Plan("x dy gamma beta statistics dx d_gamma d_beta", buffers, [slopes, merge, inputs])
+    division, eighth, eighths = division_of(problem), chs // 8, problem.total // 8
+    line, tile, (chunk, chunks) = division.line, division.tile, division.chunks()
+    known = {"R": tile.positions, "W": tile.channels, "ACT": act}
+    scalars: tuple[Any, ...] = (eighths, eighth, line, chunk, eps)
+    parts = Launch(slope_sums, "dy x gamma beta statistics parts", (division.blocks, chunks, 1), scalars, known, tile)
+    merge = merging_launch(norm_gradients, "parts sums d_beta d_gamma", chs, (chunks * line, line, eighth))
+    scalars = (eighths, eighth, line, division.blocks, rows, eps)
+    inputs = Launch(norm_act_input, "dy x dx gamma beta statistics sums", division.grid, scalars, known, tile)
+    buffers: Buffers = {"parts": ((chunks, 2, line * chs), torch.float32), "sums": ((2, chs), torch.float32)}
+    return Plan("x dy gamma beta statistics dx d_gamma d_beta", buffers, [parts, merge, inputs])
 
 
 def training_backward(
@@ -158,24 +146,9 @@ def training_backward(
 
 
 def norm_act(x: Tensor, bn: nn.BatchNorm2d, act: str) -> Tensor:
+    """In eager mode: under torch.compile its own kernels do the same."""
     running: Any = (bn.running_mean, bn.running_var, bn.num_batches_tracked)
-    momentum = bn.momentum or 0.0
-    if is_plain(x):
-        return Training.apply(x, bn.weight, bn.bias, Settings(running, momentum, act, bn.eps))
-    # an operator with a gradient must not change its inputs: the running statistics move out here
-    y, statistics = norm_act_training(x, bn.weight, bn.bias, act, bn.eps)
-    count = x.shape[0] * x.shape[2] * x.shape[3]
-    move(running, statistics, momentum, count)
-    return y
-
-
-def move(running: tuple[Tensor, Tensor, Tensor], statistics: Tensor, momentum: float, count: int) -> None:
-    running_mean, running_variance, batches_tracked = running
-    mean, variance = statistics.unbind()
-    with torch.no_grad():
-        batches_tracked.add_(1)
-        running_mean.lerp_(mean.to(running_mean.dtype), momentum)
-        running_variance.lerp_((variance * (count / (count - 1))).to(running_variance.dtype), momentum)
+    return Training.apply(x, bn.weight, bn.bias, Settings(running, bn.momentum or 0.0, act, bn.eps))
 
 
 class Settings(NamedTuple):
@@ -186,7 +159,7 @@ class Settings(NamedTuple):
 
 
 class Training(torch.autograd.Function):
-    """Eager mode: one node, and running statistics moved by the kernel that has the new ones at hand."""
+    """One node, and running statistics moved by the kernel that has the new ones at hand."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, gamma: Tensor, beta: Tensor, settings: Settings) -> Tensor:
@@ -204,28 +177,3 @@ class Training(torch.autograd.Function):
     @staticmethod
     def gradients(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return training_backward(dy, *ctx.saved_tensors, *ctx.known)
-
-
-@triton_op("autonl::norm_act_training", mutates_args=())
-def norm_act_training(x: Tensor, gamma: Tensor, beta: Tensor, act: str, eps: float) -> tuple[Tensor, Tensor]:
-    return training(x, gamma, beta, act, eps, run=run_traced)
-
-
-@triton_op("autonl::norm_act_training_backward", mutates_args=())
-def norm_act_training_backward(
-    dy: Tensor, x: Tensor, gamma: Tensor, beta: Tensor, statistics: Tensor, act: str, eps: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    return training_backward(dy, x, gamma, beta, statistics, act, eps, run_traced)
-
-
-def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    x, gamma, beta, *ctx.known = inputs
-    ctx.save_for_backward(x, gamma, beta, output[1])
-    ctx.mark_non_differentiable(output[1])
-
-
-def backward(ctx: Any, dy: Tensor, unused: Tensor) -> tuple[Any, ...]:
-    return *norm_act_training_backward(dy, *ctx.saved_tensors, *ctx.known), None, None
-
-
-norm_act_training.register_autograd(backward, setup_context=setup_context)
