@@ -1,4 +1,5 @@
 """LightNL in a few Triton kernels instead of a dozen launches: `supported` says where, `lightnl` does it.
+What is around LightNL is in `layers`.
 
 Nothing here needs Triton until a tensor on a GPU comes along.
 """
@@ -43,29 +44,53 @@ def missing_on(device: torch.device) -> str | None:
     return None if has_bfloat16(device) else "they need a GPU of compute capability 8 or newer"
 
 
+def is_plain(x: Tensor) -> bool:
+    """A tensor with memory behind it: not being traced or compiled, no subclass."""
+    return not torch.compiler.is_compiling() and type(x) in (Tensor, nn.Parameter)
+
+
+def can_run(x: Tensor, dtype: torch.dtype) -> bool:
+    """Whether kernels can work on maps like x, as that dtype. Exported graphs are always plain."""
+    if not x.is_cuda or not HAS_TRITON or x.ndim != 4 or dtype not in DTYPES:
+        return False
+    if exporting() or torch.jit.is_tracing():
+        return False
+    # Triton launches on the current device; functorch's vmap and grad do not see into a launch
+    elsewhere = not torch.compiler.is_compiling() and x.get_device() != torch.cuda.current_device()
+    if elsewhere or torch._C._are_functorch_transforms_active():
+        return False
+    images, chs, height, width = x.shape
+    return 0 < images <= MOST_IMAGES and 0 < chs * height * width < 2**31 and has_bfloat16(x.device)
+
+
+def known_norm(bn: nn.BatchNorm2d, x: Tensor) -> bool:
+    """Whether a BN is as the kernels know it: of x's channels, affine, its running statistics moved by a momentum."""
+    if not bn.affine or not bn.track_running_stats or bn.momentum is None or bn.num_features != x.shape[1]:
+        return False
+    for tensor in (bn.weight, bn.bias, bn.running_mean, bn.running_var, bn.num_batches_tracked):
+        if tensor is None or not readable(tensor, x):
+            return False
+    # nn.BatchNorm2d refuses a single value a channel in training, and says so
+    return not bn.training or x.shape[0] * x.shape[2] * x.shape[3] > 1
+
+
+def readable(parameter: Tensor, x: Tensor) -> bool:
+    """Whether a kernel on x's device finds a parameter's values one behind the other."""
+    return parameter.device == x.device and parameter.is_contiguous()
+
+
 def supported(x: Tensor, depthwise: nn.Module, bn: nn.Module, compact_chs: int) -> bool:
-    """Whether the kernels can stand in for BN(depthwise(compact_nonlocal(x))) + x. Exported graphs are always plain."""
-    if not x.is_cuda or not HAS_TRITON or exporting() or torch.jit.is_tracing():
+    """Whether the kernels can stand in for BN(depthwise(compact_nonlocal(x))) + x."""
+    if not can_run(x, x.dtype) or compact_chs > MOST_COMPACT_CHS:
         return False
     # a subclass, SyncBatchNorm for one, computes something else
     if type(depthwise) is not nn.Conv2d or type(bn) is not nn.BatchNorm2d:
         return False
-    if not bn.affine or not bn.track_running_stats or bn.running_mean is None or bn.momentum is None:
-        return False
-    images, chs, height, width = x.shape
-    if x.dtype not in DTYPES or compact_chs > MOST_COMPACT_CHS or not 0 < images <= MOST_IMAGES:
+    if not readable(depthwise.weight, x) or not known_norm(bn, x):
         return False
     if not (x.is_contiguous() or x.is_contiguous(memory_format=torch.channels_last)):
         return False
-    if not torch.compiler.is_compiling() and x.get_device() != torch.cuda.current_device():
-        return False  # Triton launches on the current device
-    if not has_bfloat16(x.device):
-        return False
-    if not 0 < chs * height * width < 2**31:
-        return False
-    if bn.training:
-        return images * height * width > 1  # nn.BatchNorm2d refuses a single value a channel, and says so
-    if not torch.is_grad_enabled():
+    if bn.training or not torch.is_grad_enabled():
         return True
     return not any(t.requires_grad for t in (x, depthwise.weight, bn.weight, bn.bias))
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.library import triton_op
 
+from autonl.nn.kernels import is_plain
 from autonl.nn.kernels.depthwise import (
     depthwise_forward,
     depthwise_input,
@@ -17,18 +18,7 @@ from autonl.nn.kernels.depthwise import (
     depthwise_weight,
     transposed_taps,
 )
-from autonl.nn.kernels.passes import (
-    PLANS,
-    Buffers,
-    Launch,
-    Plan,
-    Run,
-    carry_out,
-    is_plain,
-    plan_for,
-    run_again,
-    run_traced,
-)
+from autonl.nn.kernels.passes import PLANS, Buffers, Launch, Plan, Run, carry_out, plan_for, run_again, run_traced
 from autonl.nn.kernels.tiles import Tile
 
 
@@ -187,10 +177,15 @@ class Depthwise(torch.autograd.Function):
         return forward(x, weight, stride)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
+        # with create_graph=True alone gradients are on here; the wrapper costs as much as a launch
+        function = once_differentiable(Depthwise.gradients) if torch.is_grad_enabled() else Depthwise.gradients
+        return *function(ctx, dy), None
+
+    @staticmethod
+    def gradients(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor]:
         x, weight = ctx.saved_tensors
-        return *backward(x, dy, weight, ctx.stride), None
+        return backward(x, dy, weight, ctx.stride)
 
 
 @triton_op("autonl::depthwise", mutates_args=())

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import torch
 from timm.layers import BatchNormAct2d
+from timm.models import register_notrace_module
 from torch import Tensor, nn
 
-from autonl.nn.kernels import DTYPES, HAS_TRITON, MOST_IMAGES, exporting, has_bfloat16
+from autonl.nn.kernels import DTYPES, can_run, is_plain, known_norm, readable
 from autonl.nn.light_nonlocal import LightNL
 
 ACTIVATIONS = {nn.SiLU: "silu", nn.ReLU: "relu", nn.ReLU6: "relu6", nn.Identity: "identity"}
@@ -45,37 +46,49 @@ def is_depthwise(conv: nn.Conv2d) -> bool:
 
 
 def can_take(x: Tensor, dtype: torch.dtype) -> bool:
-    """A map that the kernels of this file take, as `dtype`: on a GPU, channels-last."""
-    if not x.is_cuda or not HAS_TRITON or exporting() or torch.jit.is_tracing() or dtype not in DTYPES:
-        return False
-    if not x.is_contiguous(memory_format=torch.channels_last) or not 0 < x.shape[0] <= MOST_IMAGES:
-        return False
-    if not torch.compiler.is_compiling() and x.get_device() != torch.cuda.current_device():
-        return False  # Triton launches on the current device
-    return x[0].numel() < 2**31 and has_bfloat16(x.device)
+    """A map that the kernels of this file take, as that dtype."""
+    return can_run(x, dtype) and x.is_contiguous(memory_format=torch.channels_last)
 
 
+def dtype_of(x: Tensor) -> torch.dtype:
+    """What a convolution of x works in."""
+    return torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
+
+
+@register_notrace_module
 class FusedDepthwise(nn.Conv2d):
+    """A convolution of which `is_depthwise` holds."""
+
     def forward(self, x: Tensor) -> Tensor:
-        dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
-        # folding a BN gives a bias
-        if not can_take(x, dtype) or x.shape[1] != self.in_channels or not is_depthwise(self):
+        if not self.takes(x):
             return super().forward(x)
         from autonl.nn.kernels.depthwise_passes import depthwise
 
-        return depthwise(x.to(dtype), self.weight, self.stride[0])
+        return depthwise(x.to(dtype_of(x)), self.weight, self.stride[0])
+
+    def takes(self, x: Tensor) -> bool:
+        """Whether the kernels can stand in: never where F.conv2d would refuse."""
+        weight = self.weight
+        if x.dtype != weight.dtype and not torch.is_autocast_enabled("cuda"):
+            return False
+        if not can_take(x, dtype_of(x)) or x.dtype not in DTYPES or weight.dtype not in DTYPES:
+            return False  # autocast leaves float64 as it is
+        # folding a BN gives a bias
+        return x.shape[1] == self.in_channels and self.bias is None and readable(weight, x)
 
 
+@register_notrace_module
 class FusedNormAct(BatchNormAct2d):
-    traced = False
-
     def forward(self, x: Tensor) -> Tensor:
-        plain = not self.training or not self.affine or not self.track_running_stats or self.momentum is None
-        # under torch.compile its own kernels do the same
-        if plain or (torch.compiler.is_compiling() and not self.traced) or not can_take(x, x.dtype) or x.shape[1] % 8:
-            return super().forward(x)
-        if x.numel() == x.shape[1] or x.numel() >= 2**34:  # T8, an eighth of them, is a whole number of 32 bits
+        if not is_plain(x) or not self.takes(x):  # under torch.compile its own kernels do the same
             return super().forward(x)
         from autonl.nn.kernels.norm_act_passes import norm_act
 
         return norm_act(x, self, ACTIVATIONS[type(self.act)])
+
+    def takes(self, x: Tensor) -> bool:
+        """Whether the kernels can stand in, for training."""
+        if not self.training or type(self.act) not in ACTIVATIONS or not can_take(x, x.dtype):
+            return False
+        # a load is of eight channels; rows of channels are counted in 32 bits
+        return x.shape[1] % 8 == 0 and x.numel() < 2**33 and known_norm(self, x)

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.library import triton_op
 
-from autonl.nn.kernels import launch
-from autonl.nn.kernels.passes import is_plain
+from autonl.nn.kernels import is_plain, launch
 
 
 def inference(
@@ -24,13 +23,10 @@ def inference(
 
 def training(x: Tensor, weight: Tensor, bn: nn.BatchNorm2d, compact_chs: int, stride: int, energy_eps: float) -> Tensor:
     momentum = bn.momentum or 0.0
-    if is_plain(x):
-        # where a module keeps its tensors: by name every one of them costs half a microsecond and more
-        gamma, beta = bn._parameters.values()
-        buffers: Any = tuple(bn._buffers.values())
-        settings = Settings(buffers, momentum, compact_chs, stride, bn.eps, energy_eps)
-        return Training.apply(x, weight, gamma, beta, settings)
     running: Any = (bn.running_mean, bn.running_var, bn.num_batches_tracked)
+    if is_plain(x):
+        settings = Settings(running, momentum, compact_chs, stride, bn.eps, energy_eps)
+        return Training.apply(x, weight, bn.weight, bn.bias, settings)
     # an operator with a gradient must not change its inputs: the running statistics move out here
     z, _, _, statistics = lightnl_training(x, weight, bn.weight, bn.bias, compact_chs, stride, bn.eps, energy_eps)
     count = x.shape[0] * x.shape[2] * x.shape[3]

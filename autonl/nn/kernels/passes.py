@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 import torch
 import triton
-from torch import Tensor, nn
+from torch import Tensor
 from torch.library import wrap_triton
 from triton import knobs
 from triton.runtime import driver
@@ -117,11 +117,6 @@ def starter(kernel: Any) -> tuple[Any, tuple[Any, ...]]:
 
 # How a launch is made in all cases but `run_addresses`: one of the next three
 Run: TypeAlias = Callable[..., Any]
-
-
-def is_plain(x: Tensor) -> bool:
-    """A tensor with memory behind it: not being traced or compiled, no subclass."""
-    return not torch.compiler.is_compiling() and type(x) in (Tensor, nn.Parameter)
 
 
 def plan_for(make: Any, run: Run, x: Tensor, others: tuple[Tensor | None, ...], *key: Any) -> Plan:
