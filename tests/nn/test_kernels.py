@@ -252,7 +252,7 @@ def test_what_torch_compile_normalises_is_batch_norm() -> None:
     torch.testing.assert_close(launch.normalised(x, u, gamma, beta, statistics, 0.1), expected)
 
 
-def compile_only(planned: Any, *tensors: Tensor | None) -> None:
+def compile_only(planned: Any, *tensors: Tensor | None) -> Any:
     """A launch up to machine code, in place of running it."""
     from autonl.nn.kernels.passes import FUSION
 
@@ -264,6 +264,7 @@ def compile_only(planned: Any, *tensors: Tensor | None) -> None:
     if compiled.metadata.launch_pdl:  # it may be there before what it reads: it waits before it touches any memory
         before, _ = compiled.asm["ptx"].split("griddepcontrol.wait")
         assert not re.search(r"\b(ld|st|red|atom)\.global|cp\.async", before)
+    return compiled
 
 
 @NEEDS_TRITON
@@ -294,6 +295,29 @@ def test_only_kernels_within_a_pass_overlap(chs: int, size: int, monkeypatch: py
     assert "launch_pdl" not in traced[0]
     statistics = next(one for one in training.launches if one.kernel.__name__ == "batch_statistics")
     compile_only(statistics, *(torch.zeros(chs) for _ in range(4)), torch.zeros((), dtype=torch.int64))
+
+
+@NEEDS_TRITON
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("training", [False, True])
+def test_nan_stays_where_values_are_held_in_float16(training: bool) -> None:
+    """A training that has diverged must not go on. As a GPU bounds values: the interpreter's NumPy keeps NaN anyway."""
+    from autonl.nn.kernels import launch
+
+    bounds: list[str] = []
+
+    def run(planned: Any, *tensors: Tensor | None) -> None:
+        bounds.extend(re.findall(r"\b(?:min|max)\S*\.xorsign\S*", compile_only(planned, *tensors).asm["ptx"]))
+
+    block, x = LightNL(24, 0.25, 1), torch.zeros(2, 24, 7, 7, dtype=torch.bfloat16)
+    weight, gamma, beta, *running = (block.depthwise.weight, block.bn.weight, block.bn.bias, *block.bn.buffers())
+    if training:
+        saved = launch.Saved(x, x, torch.zeros(2, 6, 24), torch.zeros(2, 24), weight, gamma)
+        launch.training_backward(x, saved, 1, 1e-5, 0.0, run)
+    else:
+        launch.inference(x, weight, (gamma, beta, *running[:2]), 6, 1, 1e-5, 0.0, run)
+    assert bounds
+    assert all(".NaN" in bound for bound in bounds), bounds
 
 
 @NEEDS_TRITON

@@ -63,9 +63,9 @@ def narrow(matrix, DTYPE: tl.constexpr):
 
 @triton.jit
 def half_range(tile, BOUND: tl.constexpr, DTYPE: tl.constexpr):
-    """A tile in DTYPE, held inside a bound where that is float16, whose largest number is 65504."""
+    """A tile in DTYPE, held inside a bound where that is float16, whose largest number is 65504. NaN stays."""
     if DTYPE == tl.float16:
-        return tl.clamp(tile.to(tl.float32), -BOUND, BOUND).to(DTYPE)
+        return tl.clamp(tile.to(tl.float32), -BOUND, BOUND, propagate_nan=tl.PropagateNan.ALL).to(DTYPE)
     else:
         return tile.to(DTYPE)
 
