@@ -93,12 +93,6 @@ def merged(mean, squares, count):
     return total, tl.sum(squares + count * away * away, axis=0)
 
 
-@triton.jit
-def held(first, values, step):
-    """How many of the values before `values` are at first, first + step and so on."""
-    return tl.maximum(values - first + step - 1, 0) // step
-
-
 @triton.jit(do_not_specialize=SIZES)
 def moments(
     x,  # rows of C channels
@@ -123,8 +117,9 @@ def moments(
         away = tl.where(inside, away, 0.0)
         mean += away * share
         squares += away * away * (1.0 - share)
-    count = held(place, values, R * width).to(tl.float32)
-    mean, squares = merged(mean, squares, count)
+    full = values // (R * width)  # steps in which every place has a value
+    count = full + (place < values - full * (R * width)).to(tl.int32)
+    mean, squares = merged(mean, squares, count.to(tl.float32))
     store_pair(partial_moments, column, real, width, mean, squares)
 
 
@@ -150,7 +145,8 @@ def norm_statistics(
     for start in range(0, entries, ROWS):
         entry = start + tl.arange(0, ROWS)
         part, row = entry // line, entry % line
-        size = tl.minimum(held(part * chunk * line + row, count, line), chunk)  # values in this entry
+        left = tl.maximum(count - part * chunk * line - row, 0)  # values from this entry's first to the last of all
+        size = tl.minimum((left + line - 1) // line, chunk)  # of which every line-th is this entry's
         size = tl.where(entry < entries, size, 0).to(tl.float32)[:, None]
         inside = (size > 0) & real[None, :]
         place = entry_place(part, row, line, channel, chs)
