@@ -35,6 +35,8 @@ from safetensors.torch import save_file
 import autonl
 from autonl import cli
 from autonl.data import sources
+from autonl.nn.kernels.layers import FusedDepthwise, FusedNormAct
+from autonl.nn.light_nonlocal import LightNL
 from autonl.search.config import SearchConfig
 from autonl.train.config import load_config
 from benchmarks import RESULTS, environment_keys, lightnl, networks, read_rows
@@ -332,6 +334,24 @@ def test_what_is_wanted_of_networks_is_what_training_shows():
     assert "| memory: kernels, compiled / bare, compiled | at most 1.15 | 1.500 |" in lines
     assert "| speed: kernels, eager / plain, eager | 1.5 | - |" in lines
     assert not any("layers" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("variant", "blocks", "fused", "layers"),
+    [
+        ("plain", True, False, False),
+        ("kernels", True, True, False),
+        ("layers", True, True, True),
+        ("bare", False, False, False),
+        ("bare layers", False, False, True),
+    ],
+)
+def test_a_variant_has_the_kernels_that_it_says(variant, blocks, fused, layers):
+    modules = list(networks.build("digits", variant).modules())
+    found = [module.fused for module in modules if isinstance(module, LightNL)]
+    changed = any(isinstance(module, FusedDepthwise | FusedNormAct) for module in modules)
+    assert (bool(found), any(found), changed) == (blocks, fused, layers)
+    assert variant in networks.VARIANTS
 
 
 # what a target says or, a path, makes

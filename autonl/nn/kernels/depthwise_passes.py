@@ -66,7 +66,7 @@ def choice_for(problem: Problem) -> Choice:
         columns=32 if large else 16 if columns > 7 else 8,
         channels=64 if columns <= 7 else 16 if large and problem.chs % 32 else 32,
         wide=3 if small else 1 if simple else 2,
-        programs=2112 if simple and not small else 1056,  # eight a multiprocessor of an H200
+        programs=2112 if simple and not small else 1056,  # 16 or 8 a multiprocessor of an H200
     )
 
 
