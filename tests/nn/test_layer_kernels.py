@@ -23,8 +23,8 @@ __all__ = ["hopper"]  # a fixture
 
 # images, channels, height, width, kernel, stride, dtype: ragged ends of rows, columns and pieces of a row
 DEPTHWISE = [
-    (2, 24, 9, 7, 3, 1, "float32"),
-    (2, 16, 5, 8, 5, 2, "float32"),
+    (1, 24, 9, 7, 3, 1, "float32"),
+    (2, 16, 5, 4, 5, 2, "float32"),
     (2, 16, 8, 7, 3, 2, "float32"),
     (1, 8, 7, 5, 5, 1, "float16"),
     (1, 8, 1, 1, 5, 2, "float32"),

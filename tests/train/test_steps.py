@@ -364,6 +364,21 @@ def test_kernels_are_asked_for_by_settings(tmp_path, monkeypatch, settings, ligh
     assert (found[0] > 0, found[1] > 0, heard.said) == (lightnl, layers, said)
 
 
+def test_kernels_of_several_processes(monkeypatch):
+    """LightNL's and BN's count the images of one; a depthwise convolution does not ask."""
+    monkeypatch.setattr("autonl.train.loop.missing_on", lambda device: None)
+    network, heard = create_model(NETWORK), Heard()
+    config = LoopConfig(kernels=True, layer_kernels=True)
+    fabric = SimpleNamespace(device=torch.device("cuda"), world_size=2)
+    Loop.use_kernels(SimpleNamespace(config=config, fabric=fabric, progress=heard, task=Task()), network)
+    assert kernels_in(network)[0] == 0
+    assert kernels_in(network)[1] > 0
+    assert heard.said == [
+        "loop.kernels: the plain path is taken here: they need a BN that is not shared",
+        "loop.layer_kernels: BN takes the plain path here: it is shared by processes",
+    ]
+
+
 class Keeping(Follow):
     keeps_layers = True
 
