@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from autonl.errors import AutoNLError, refuse_name
+from autonl.errors import AutoNLError, refuse, refuse_name
 from autonl.export.deploy import deploy
 from autonl.export.formats import RUNTIMES as FORMATS_OF
-from autonl.export.formats import open_format, subdued
+from autonl.export.formats import WITH_CUSTOM_OP, open_format, subdued
 from autonl.export.timing import Run, Timing, interleaved, run_eager
 from autonl.models import Ref, create_model
 
@@ -24,9 +24,20 @@ Shape = tuple[int, int, int]  # channels, height, width of what goes in
 
 
 def time_networks(
-    refs: Sequence[Ref], runtime: str, resolution: tuple[int, int] | None = None, threads: int = 1, rounds: int = 30
+    refs: Sequence[Ref],
+    runtime: str,
+    resolution: tuple[int, int] | None = None,
+    threads: int = 1,
+    rounds: int = 30,
+    custom_op: bool = False,
 ) -> dict[str, Timing]:
-    """Milliseconds an image of every network, all in turns; with fresh weights, in deploy form."""
+    """Milliseconds an image of every network, all in turns; with fresh weights, in deploy form.
+
+    custom_op  LightNL is one operator of the runtime's, see `autonl.export.custom_op`
+    """
+    if custom_op and FORMATS_OF.get(runtime) not in WITH_CUSTOM_OP:
+        allowed = [name for name, form in FORMATS_OF.items() if form in WITH_CUSTOM_OP]
+        refuse("--custom-op", runtime, f"a custom operator with --runtime {' or '.join(allowed)}")
     networks: dict[str, Any] = {str(ref): create_model(ref) for ref in refs}
     shapes = {name: model.pretrained_cfg["input_size"] for name, model in networks.items()}
     sizes = {name: resolution or (height, width) for name, (_, height, width) in shapes.items()}
@@ -34,12 +45,14 @@ def time_networks(
         listed = ", ".join(f"{name} {height}x{width}" for name, (height, width) in sizes.items())
         raise AutoNLError(f"the networks are made for different sizes of image: {listed}; give one with --res")
     whole = {name: (model, (shapes[name][0], *sizes[name])) for name, model in networks.items()}
-    with started(whole, runtime, threads) as runs:
+    with started(whole, runtime, threads, custom_op) as runs:
         return interleaved(runs, threads, rounds)
 
 
 @contextmanager
-def started(networks: Mapping[str, tuple[nn.Module, Shape]], runtime: str, threads: int) -> Iterator[dict[str, Run]]:
+def started(
+    networks: Mapping[str, tuple[nn.Module, Shape]], runtime: str, threads: int, custom_op: bool = False
+) -> Iterator[dict[str, Run]]:
     """Every network in deploy form in the runtime, ready to be run on one image of its shape."""
     if runtime not in RUNTIMES:
         refuse_name("runtime", runtime, RUNTIMES)
@@ -47,7 +60,7 @@ def started(networks: Mapping[str, tuple[nn.Module, Shape]], runtime: str, threa
         runs: dict[str, Run] = {}
         for place, (name, (network, shape)) in enumerate(networks.items()):
             try:
-                runs[name] = start(network, shape, runtime, threads, Path(folder) / str(place))
+                runs[name] = start(network, shape, runtime, threads, Path(folder) / str(place), custom_op)
                 runs[name]()
             except AutoNLError:
                 raise
@@ -59,7 +72,7 @@ def started(networks: Mapping[str, tuple[nn.Module, Shape]], runtime: str, threa
         yield runs
 
 
-def start(network: nn.Module, shape: Shape, runtime: str, threads: int, stem: Path) -> Run:
+def start(network: nn.Module, shape: Shape, runtime: str, threads: int, stem: Path, custom_op: bool = False) -> Run:
     image = torch.rand(1, *shape, generator=torch.Generator().manual_seed(0))
     if runtime == "torch":
         torch.set_num_threads(threads)
@@ -67,6 +80,8 @@ def start(network: nn.Module, shape: Shape, runtime: str, threads: int, stem: Pa
     form = open_format(FORMATS_OF[runtime])
     assert form.start is not None  # the runtimes here are those that run everywhere
     path = stem.with_suffix(form.suffix)
+    if custom_op and form.build_custom_op:
+        form.build_custom_op(path)
     with subdued():
-        form.write(deploy(network, shape[1:], form.layout), image, path, False)
+        form.write(deploy(network, shape[1:], form.layout, custom_op), image, path, False)
         return partial(form.start(path, threads), image.numpy())

@@ -226,8 +226,8 @@ def test_a_wrong_file_is_not_kept(tiny, tmp_path, monkeypatch):
     pytest.importorskip("onnxruntime")
     honest = export_run.deploy
 
-    def broken(model, size, layout):
-        deployed = honest(model, size, layout)
+    def broken(*arguments):
+        deployed = honest(*arguments)
         deployed.classifier.weight.data *= 1.001
         return deployed
 

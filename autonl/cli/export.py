@@ -33,6 +33,9 @@ def export(
     dynamic_batch: bool = typer.Option(False, "--dynamic-batch", help="Any number of images at a time, not one."),
     quantize: str | None = typer.Option(None, metavar="int8", help="Smaller and coarser numbers (onnx, openvino)."),
     calibrate: str | None = typer.Option(None, metavar="DIR", help="Pictures that the ranges of int8 are taken from."),
+    custom_op: bool = typer.Option(
+        False, "--custom-op", help="LightNL as one operator, compiled here by a C++ compiler (onnx, openvino)."
+    ),
     images: str | None = typer.Option(None, metavar="DIR", help="Pictures to judge the file by. Default: made ones."),
     count: int = typer.Option(100, min=1, help="How many of them."),
     weights: str | None = typer.Option(None, metavar="FILE", help="A safetensors or state_dict file."),
@@ -53,8 +56,9 @@ def export(
     suffix = open_format(format).suffix
     path = Path(out or f"exported/{name_of(ref)}{suffix}")
     resolution = resolution_from(res) if res is not None else None
+    int8 = quantize is not None
     request = Request(
-        format, path, resolution, dynamic_batch, quantize is not None, calibrate, images, count, weights, threads
+        format, path, resolution, dynamic_batch, int8, calibrate, images, count, weights, threads, custom_op
     )
     try:
         exported = export_network(ref, request)

@@ -32,6 +32,9 @@ def profile(
     rounds: int | None = typer.Option(
         None, min=1, help="For --latency: how often every network is timed, three runs each. Default: 30."
     ),
+    custom_op: bool = typer.Option(
+        False, "--custom-op", help="For --latency on onnxruntime, openvino: LightNL as one operator, compiled here."
+    ),
     json: bool = typer.Option(False, "--json", help="One JSON object on standard output."),
 ) -> None:
     """MACs and parameters of a network, block by block; or the milliseconds of several, in turns.
@@ -46,9 +49,10 @@ def profile(
     if latency:
         if nl is not None:
             raise AutoNLError("--nl and --latency exclude each other; give one")
-        profile_latency(refs, runtime or "torch", resolution, threads or 1, rounds or 30, json)
+        profile_latency(refs, runtime or "torch", resolution, threads or 1, rounds or 30, custom_op, json)
         return
-    for flag, value in (("--runtime", runtime), ("--threads", threads), ("--rounds", rounds)):
+    only_latency = {"--runtime": runtime, "--threads": threads, "--rounds": rounds, "--custom-op": custom_op or None}
+    for flag, value in only_latency.items():
         if value is not None:
             raise AutoNLError(f"{flag}: is for --latency, which is not given")
     if len(refs) > 1:
@@ -61,14 +65,20 @@ def profile(
 
 
 def profile_latency(
-    refs: list[str], runtime: str, resolution: tuple[int, int] | None, threads: int, rounds: int, json: bool
+    refs: list[str],
+    runtime: str,
+    resolution: tuple[int, int] | None,
+    threads: int,
+    rounds: int,
+    custom_op: bool,
+    json: bool,
 ) -> None:
     from autonl.latency import time_networks
     from autonl.weights import refuse_segmentation
 
     for ref in refs:
         refuse_segmentation(ref)
-    timings = time_networks(list(dict.fromkeys(refs)), runtime, resolution, threads, rounds)
+    timings = time_networks(list(dict.fromkeys(refs)), runtime, resolution, threads, rounds, custom_op)
     if json:
         networks = [{"name": name, **asdict(timing)} for name, timing in timings.items()]
         typer.echo(json_format.dumps({"runtime": runtime, "threads": threads, "networks": networks}))

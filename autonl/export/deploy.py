@@ -17,6 +17,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from autonl.arch.spec import check_resolution
 from autonl.errors import refuse
+from autonl.export.custom_op import CustomLightNL, with_shortcut
 from autonl.nn.light_nonlocal import EPSILON, LightNL, freeze_association
 from autonl.nn.shapes import output_sizes
 
@@ -36,7 +37,9 @@ FOLDED = {
 }
 
 
-def deploy(model: nn.Module, size: int | tuple[int, int], layout: Layout = "channels_first") -> nn.Module:
+def deploy(
+    model: nn.Module, size: int | tuple[int, int], layout: Layout = "channels_first", custom_op: bool = False
+) -> nn.Module:
     """A copy of the network for inference on images of that size, with the same outputs.
 
     BN is folded into the convolutions before it. LightNL is written for the runtimes, see `DeployedLightNL`, in the
@@ -45,6 +48,7 @@ def deploy(model: nn.Module, size: int | tuple[int, int], layout: Layout = "chan
 
     layout  what the runtime keeps its maps in: channels_first for ONNX Runtime, ExecuTorch and Core ML, channels_last
             for OpenVINO and LiteRT. It decides how LightNL's products are written, not what goes in or comes out.
+    custom_op  LightNL is one operator of the runtime's, see `autonl.export.custom_op`
 
         torch.onnx.export(autonl.deploy(model, 224), ...)
     """
@@ -59,7 +63,7 @@ def deploy(model: nn.Module, size: int | tuple[int, int], layout: Layout = "chan
     places = {name: module for name, module in deployed.named_modules() if isinstance(module, kinds)}
     inputs = input_sizes(deployed, list(places), size)
     for name, module in places.items():
-        replace_module(deployed, name, deployed_part(module, inputs[name], layout))
+        replace_module(deployed, name, deployed_part(module, inputs[name], layout, custom_op))
     for module in list(deployed.modules()):
         for kind, pairs in FOLDED.items():
             if isinstance(module, kind):
@@ -68,12 +72,15 @@ def deploy(model: nn.Module, size: int | tuple[int, int], layout: Layout = "chan
         if isinstance(module, nn.Sequential):  # a segmentation's head, a downsampling of timm's
             for conv, norm in itertools.pairwise([name for name, _ in module.named_children()]):
                 fold(module, conv, norm)
+    for name, module in list(deployed.named_modules()):
+        if type(module) in (InvertedResidual, DepthwiseSeparableConv) and (block := with_shortcut(module)):
+            replace_module(deployed, name, block)
     return deployed
 
 
-def deployed_part(module: nn.Module, size: tuple[int, int], layout: Layout) -> nn.Module:
+def deployed_part(module: nn.Module, size: tuple[int, int], layout: Layout, custom_op: bool) -> nn.Module:
     if isinstance(module, LightNL):
-        return DeployedLightNL(module, size, layout)
+        return CustomLightNL(module, size) if custom_op else DeployedLightNL(module, size, layout)
     if isinstance(module, SqueezeExcite):
         return DeployedSqueezeExcite(module, size)
     assert isinstance(module, SelectAdaptivePool2d)

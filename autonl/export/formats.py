@@ -46,9 +46,11 @@ class Format:
     runner: Runner  # the script that runs the file with nothing but its runtime, numpy and pillow
     companions: tuple[str, ...] = ()  # suffixes of files that belong to it
     check: Callable[[Path], str] | None = None  # where it cannot be run: what the file says of itself
+    build_custom_op: Callable[[Path], None] | None = None  # beside a file: the library of autonl.export.custom_op
 
 
 FORMATS = ("onnx", "openvino", "executorch", "coreml", "litert")
+WITH_CUSTOM_OP = ("onnx", "openvino")
 RUNTIMES = {"onnxruntime": "onnx", "openvino": "openvino", "executorch": "executorch"}  # runtime -> format
 
 

@@ -23,7 +23,7 @@ from autonl.data.memory import View
 from autonl.errors import AutoNLError, refuse
 from autonl.export.companions import description, write_companions
 from autonl.export.deploy import deploy
-from autonl.export.formats import Format, open_format, subdued
+from autonl.export.formats import WITH_CUSTOM_OP, Format, open_format, subdued
 from autonl.export.images import batches, singles
 from autonl.export.judge import Verdict, file_bytes, judge, made_images
 from autonl.export.quantize import QUANTIZED, quantize
@@ -53,6 +53,7 @@ class Request:
     count: int = 100  # of images to be judged by
     weights: str | None = None
     threads: int = 1
+    custom_op: bool = False  # LightNL as an operator of its own, whose library lies beside the file
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ def export(ref: Ref, request: Request) -> Exported:
         path = Path(folder) / request.out.name
         judged = write_and_judge(model, view, data, names, form, request, path)
         about = {"network": str(ref), "format": form.name} | about | asdict(judged)
-        write_companions(path, form, about, isinstance(model, Segmenter))
+        write_companions(path, form, about, isinstance(model, Segmenter), request.custom_op)
         parts = sorted(Path(folder).iterdir(), key=lambda part: (part == path, part.name))  # the file itself comes last
         targets = [request.out.parent / part.name for part in parts]
         for target in targets:
@@ -112,6 +113,10 @@ def refuse_what_does_not_go(form: Format, request: Request) -> None:
         refuse("--quantize", form.name, f"int8 with --format {' or '.join(QUANTIZED)}")
     if request.calibrate and not request.quantize:
         raise AutoNLError("--calibrate: finds the ranges of int8, and this is float32; give --quantize int8 too")
+    if request.custom_op and form.name not in WITH_CUSTOM_OP:
+        refuse("--custom-op", form.name, f"a custom operator with --format {' or '.join(WITH_CUSTOM_OP)}")
+    if request.custom_op and request.quantize:
+        raise AutoNLError("--custom-op: is for float32, and --quantize is given; leave one of them out")
     if request.quantize and not request.calibrate:
         raise AutoNLError("--quantize int8: needs images to find the ranges by; give them with --calibrate DIR")
 
@@ -157,8 +162,10 @@ def write_and_judge(
     model: nn.Module, view: View, data: DataConfig, names: Sequence[str], form: Format, request: Request, path: Path
 ) -> Judged:
     image = torch.zeros(1, 3, *view.size)
+    if request.custom_op and form.build_custom_op:
+        form.build_custom_op(path)
     with failing(request.out, f"{form.name} cannot hold this network"):
-        deployed = deploy(model, view.size, form.layout)
+        deployed = deploy(model, view.size, form.layout, request.custom_op)
         form.write(deployed, image, path, request.dynamic_batch)
         if request.calibrate and request.quantize:
             shown = batches(request.calibrate, model, view, CALIBRATION_IMAGES, data, training=True)

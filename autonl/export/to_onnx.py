@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
+from autonl.export.custom_op import NAME, compile_library, library_of
 from autonl.export.formats import Format
 from autonl.export.script import Runner
 
@@ -26,9 +29,30 @@ def write(model: nn.Module, image: torch.Tensor, path: Path, dynamic_batch: bool
             input_names=[INPUT],
             output_names=[OUTPUT],
             dynamic_shapes=({0: torch.export.Dim.DYNAMIC},) if dynamic_batch else None,
+            custom_translation_table=custom_op_translation() if library_of(path).exists() else None,
         )
         assert program is not None
         program.save(path, external_data=False)
+
+
+def custom_op_translation() -> dict[Any, Any]:
+    """What torch.onnx.export makes of LightNL where it is an operator of its own."""
+    import onnx
+    from onnxscript.values import Op, Opset
+
+    schema = onnx.defs.OpSchema
+    tensor = [schema.FormalParameter(name, "tensor(float)") for name in ("x", "taps", "bias", "shortcut", "z")]
+    kinds = {"compact": schema.AttrType.INT, "stride": schema.AttrType.INT, "energy_eps": schema.AttrType.FLOAT}
+    attributes = [schema.Attribute(name, kind) for name, kind in kinds.items()]
+    described = schema(NAME, "autonl", 1, inputs=tensor[:4], outputs=tensor[4:], attributes=attributes)
+    operator = Op(Opset("autonl", 1), NAME, described)
+
+    def translate(
+        x: Any, taps: Any, bias: Any, compact: int, stride: int, energy_eps: float, shortcut: Any = None
+    ) -> Any:
+        return operator(x, taps, bias, shortcut, compact=compact, stride=stride, energy_eps=energy_eps)
+
+    return {torch.ops.autonl.deployed_lightnl.default: translate}
 
 
 class RunningONNX:
@@ -40,6 +64,8 @@ class RunningONNX:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
         options.log_severity_level = 3
+        if library_of(path).exists():
+            options.register_custom_ops_library(str(library_of(path)))
         self.session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
     def __call__(self, images: np.ndarray) -> np.ndarray:
@@ -51,6 +77,9 @@ RUNNER = Runner(
     "import onnxruntime",
     "session = onnxruntime.InferenceSession(FILE)",
     "logits = session.run(None, {session.get_inputs()[0].name: image})[0][0]",
+    """options = onnxruntime.SessionOptions()
+options.register_custom_ops_library(FILE + ".so")
+session = onnxruntime.InferenceSession(FILE, options)""",
 )
 
 FORMAT = Format(
@@ -62,4 +91,5 @@ FORMAT = Format(
     write=write,
     start=RunningONNX,
     runner=RUNNER,
+    build_custom_op=partial(compile_library, source="onnxruntime.cpp"),
 )

@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from autonl.errors import AutoNLError
+from autonl.export.custom_op import NAME, compile_library, library_of
 from autonl.export.formats import Format
 from autonl.export.script import Runner
 
@@ -19,13 +21,64 @@ def write(model: nn.Module, image: torch.Tensor, path: Path, dynamic_batch: bool
     if dynamic_batch:
         image = image.repeat(2, 1, 1, 1)
     shapes = ({0: torch.export.Dim.DYNAMIC},) if dynamic_batch else None
+    custom_op = library_of(path).exists()
     with torch.no_grad():
         program = torch.export.export(model, (image,), dynamic_shapes=shapes)
-        converted = openvino.convert_model(program)
+        extensions = custom_op_extensions(library_of(path)) if custom_op else None
+        converted = openvino.convert_model(program, extension=extensions)
+    if custom_op:
+        cancel_transposes(converted)
     # the converter forgets that the size is known; with it, inference takes two thirds of the time
     if not dynamic_batch:
         converted.reshape(list(image.shape))
     openvino.save_model(converted, path, compress_to_fp16=False)
+
+
+def build_custom_op(path: Path) -> None:
+    import openvino
+
+    package = Path(openvino.__file__).parent
+    library = next((package / "libs").glob("libopenvino.so*"), None)
+    if library is None:
+        raise AutoNLError("--custom-op: needs an OpenVINO that pip installed on Linux, which has its headers")
+    # its library has the classes; it is in the process by then
+    flags = ["-I", str(package / "include"), "-L", str(library.parent), f"-l:{library.name}"]
+    compile_library(path, "openvino.cpp", flags)
+
+
+def custom_op_extensions(library: Path) -> list[Any]:
+    """What openvino.convert_model makes of LightNL where it is an operator of its own."""
+    from openvino.frontend.pytorch import ConversionExtension
+    from openvino.utils.node_factory import NodeFactory
+
+    factory = NodeFactory()
+    factory.add_extension(str(library))
+
+    def translate(context: Any) -> Any:
+        # of deployed_lightnl's arguments: three inputs, three attributes and perhaps the shortcut
+        places = (0, 1, 2, 6) if context.get_input_size() > 6 else (0, 1, 2)
+        names = ("compact", "stride", "energy_eps")
+        known = {name: context.get_values_from_const_input(place) for place, name in enumerate(names, 3)}
+        return factory.create(NAME, [context.get_input(place) for place in places], known).outputs()
+
+    return [str(library), ConversionExtension("autonl.deployed_lightnl.default", translate)]
+
+
+def cancel_transposes(model: Any) -> None:
+    """Take a map as it is where it would go from channels last to channels first and back again."""
+
+    def order(node: Any) -> list[int]:
+        return [int(axis) for axis in node.input_value(1).get_node().get_data()]
+
+    for node in model.get_ordered_ops():
+        before = node.input_value(0).get_node() if node.get_type_name() == "Transpose" else None
+        if before and before.get_type_name() == "Transpose" and order(before) == [0, 3, 1, 2] == inverse(order(node)):
+            for target in node.output(0).get_target_inputs():
+                target.replace_source_output(before.input_value(0))
+
+
+def inverse(order: list[int]) -> list[int]:
+    return [order.index(axis) for axis in range(len(order))]
 
 
 class RunningOpenVINO:
@@ -40,7 +93,10 @@ class RunningOpenVINO:
             "PERFORMANCE_HINT": "LATENCY",
             "INFERENCE_PRECISION_HINT": "f32",  # bf16 on CPUs that have it would be another network
         }
-        compiled = openvino.Core().compile_model(str(path), "CPU", settings)
+        core = openvino.Core()
+        if library_of(path).exists():
+            core.add_extension(str(library_of(path)))
+        compiled = core.compile_model(str(path), "CPU", settings)
         self.request, self.output = compiled.create_infer_request(), compiled.output(0)
 
     def __call__(self, images: np.ndarray) -> np.ndarray:
@@ -52,6 +108,9 @@ RUNNER = Runner(
     "import openvino",
     'compiled = openvino.Core().compile_model(FILE, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})',
     "logits = compiled([image])[compiled.output(0)][0]",
+    """core = openvino.Core()
+core.add_extension(FILE + ".so")
+compiled = core.compile_model(FILE, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})""",
 )
 
 FORMAT = Format(
@@ -64,4 +123,5 @@ FORMAT = Format(
     start=RunningOpenVINO,
     runner=RUNNER,
     companions=(".bin",),
+    build_custom_op=build_custom_op,
 )

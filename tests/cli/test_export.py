@@ -58,6 +58,7 @@ BAD = [
     (["autonl_s", "--quantize", "int4"], "--quantize: 'int4' is not allowed; allowed: int8"),
     (["autonl_s", "--quantize", "int8"], "give them with --calibrate DIR"),
     (["autonl_s", "--calibrate", "digits"], "--calibrate: finds the ranges of int8, and this is float32"),
+    (["autonl_s", "--custom-op", "--quantize", "int8", "--calibrate", "digits"], "--custom-op: is for float32"),
     (["autonl_s", "--res", "big"], "resolution: 'big' is not allowed"),
     (["autonl_s", "--weights", "/no/such.pth"], "/no/such.pth: cannot be read"),
     (["autonl_s", "--out", "/dev/null/x.onnx"], "/dev/null: cannot be made"),

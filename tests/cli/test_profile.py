@@ -50,11 +50,20 @@ def test_profile_at_other_sizes(autonl):
     assert round(small["macs"] / 1e6, 2) == 11.93
 
 
-@pytest.mark.parametrize("flag", ["--runtime", "--threads", "--rounds"])
-def test_what_is_for_latency_alone_is_refused_without_it(autonl, flag):
-    code, out, err = autonl("profile", "digits", flag, "torch" if flag == "--runtime" else "1")
+@pytest.mark.parametrize("given", [["--runtime", "torch"], ["--threads", "1"], ["--rounds", "1"], ["--custom-op"]])
+def test_what_is_for_latency_alone_is_refused_without_it(autonl, given):
+    code, out, err = autonl("profile", "digits", *given)
     assert (code, out) == (2, "")
-    assert f"{flag}: is for --latency, which is not given" in err
+    assert f"{given[0]}: is for --latency, which is not given" in err
+
+
+@pytest.mark.parametrize("runtime", ["torch", "executorch"])
+def test_a_custom_operator_is_refused_where_there_is_none(autonl, runtime):
+    code, out, err = autonl("profile", "digits", "--latency", "--runtime", runtime, "--custom-op")
+    assert (code, out) == (2, "")
+    assert err.endswith(
+        f"'{runtime}' is not allowed; allowed: a custom operator with --runtime onnxruntime or openvino\n"
+    )
 
 
 def test_profile_of_a_run_folder_of_timms_network_has_its_classes(autonl, tmp_path):

@@ -5,6 +5,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 
 import pytest
 import typer.main
@@ -37,6 +38,13 @@ def test_every_command_has_help_with_an_example():
         example_line = re.search(r"Example: (autonl .+)", command.help)
         assert example_line, name
         parse(shlex.split(example_line[1]))
+
+
+def test_the_wheel_brings_every_file_of_the_package():
+    patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["autonl"]
+    brought = {path for pattern in patterns for path in (ROOT / "autonl").glob(pattern)}
+    there = {path for path in (ROOT / "autonl").rglob("*.*") if path.is_file() and "__pycache__" not in path.parts}
+    assert {path for path in there if path.suffix != ".py"} == brought
 
 
 @pytest.mark.skipif(not PROVE, reason="a clean environment takes minutes: make prove")
