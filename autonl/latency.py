@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from autonl.errors import AutoNLError, refuse, refuse_name
+from autonl.export.custom_op import has_custom_op
 from autonl.export.deploy import deploy
 from autonl.export.formats import RUNTIMES as FORMATS_OF
 from autonl.export.formats import WITH_CUSTOM_OP, open_format, subdued
@@ -80,8 +81,9 @@ def start(network: nn.Module, shape: Shape, runtime: str, threads: int, stem: Pa
     form = open_format(FORMATS_OF[runtime])
     assert form.start is not None  # the runtimes here are those that run everywhere
     path = stem.with_suffix(form.suffix)
-    if custom_op and form.build_custom_op:
-        form.build_custom_op(path)
     with subdued():
-        form.write(deploy(network, shape[1:], form.layout, custom_op), image, path, False)
+        deployed = deploy(network, shape[1:], form.layout, custom_op)
+        if form.custom_op and has_custom_op(deployed):
+            form.custom_op.build(path)
+        form.write(deployed, image, path, False)
         return partial(form.start(path, threads), image.numpy())

@@ -1,10 +1,14 @@
 """LightNL as one operator: the pass in C++ against float64, the networks and files that have it."""
 
 import ctypes
-import os
+import json
+import re
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,14 +18,16 @@ from torch import nn
 
 import autonl
 from autonl.errors import AutoNLError
-from autonl.export.custom_op import SOURCES, CustomLightNL, ShortcutBlock, deployed_lightnl
+from autonl.export import to_onnx
+from autonl.export.custom_op import SOURCES, CustomLightNL, ShortcutBlock, deployed_lightnl, words_of
 from autonl.export.deploy import deploy
 from autonl.export.run import Request, export
+from autonl.latency import time_networks
 from autonl.nn.light_nonlocal import LightNL
 from tests.test_export import SMALL, awake, installed, written
 
-CXX = os.environ.get("CXX") or "c++"
-needs_a_compiler = pytest.mark.skipif(not shutil.which(CXX), reason=f"needs a C++ compiler: {CXX}")
+CXX = words_of("CXX", "c++")
+needs_a_compiler = pytest.mark.skipif(not shutil.which(CXX[0]), reason=f"needs a C++ compiler: {CXX[0]}")
 
 ENTRY = """#include "lightnl.h"
 extern "C" void run(
@@ -29,63 +35,109 @@ extern "C" void run(
     long channels, long compact, long stride, float energy_eps) {
   autonl::lightnl(x, taps, bias, shortcut, z, {height, width, channels, compact, stride, energy_eps});
 }
+extern "C" bool is_spatial(long height, long width, long channels, long compact, long stride) {
+  return autonl::is_spatial({height, width, channels, compact, stride, 0});
+}
+extern "C" const char* problem(
+    long height, long width, long channels, long compact, long stride, long x_height, long x_width, long taps,
+    long bias) {
+  return autonl::problem({height, width, channels, compact, stride, 0}, x_height, x_width, taps, bias);
+}
 """
 
 
 @pytest.fixture(scope="module", params=["-O2 -march=native", "-O1"], ids=["native", "any"])
-def lightnl_pass(request, tmp_path_factory):
-    """The pass as a function of this process, for this processor and for any of its kind."""
+def compiled(request, tmp_path_factory):
+    """The pass as functions of this process, for this processor and for any of its kind."""
     folder = tmp_path_factory.mktemp("pass")
     (folder / "entry.cpp").write_text(ENTRY)
     strict = ["-std=c++17", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-I", str(SOURCES)]
-    library = folder / "entry.so"
-    subprocess.run([CXX, *request.param.split(), *strict, folder / "entry.cpp", "-o", library], check=True)
-    function = ctypes.CDLL(str(library)).run
-    function.argtypes = [ctypes.c_void_p] * 5 + [ctypes.c_long] * 5 + [ctypes.c_float]
-    return function
+    command = [*CXX, *request.param.split(), *strict, folder / "entry.cpp", "-o", folder / "entry.so"]
+    subprocess.run(command, check=True)
+    library = ctypes.CDLL(str(folder / "entry.so"))
+    library.run.argtypes = [ctypes.c_void_p] * 5 + [ctypes.c_long] * 5 + [ctypes.c_float]
+    library.is_spatial.argtypes, library.is_spatial.restype = [ctypes.c_long] * 5, ctypes.c_bool
+    library.problem.argtypes, library.problem.restype = [ctypes.c_long] * 9, ctypes.c_char_p
+    return library
 
 
-# height, width, channels, compact channels, stride; the order is spatial where noted
+# height, width, channels, compact channels, stride; SPATIAL: (x_c x_sc^T) x_s has fewer multiply-adds
+SPATIAL = [(3, 2, 17, 17, 3), (4, 4, 96, 24, 1), (7, 7, 160, 40, 1)]
 SHAPES = [
+    *SPATIAL,
     (1, 1, 1, 1, 1),
     (1, 5, 3, 2, 2),
     (6, 1, 4, 3, 1),
-    (3, 2, 17, 17, 3),  # spatial
     (5, 7, 24, 6, 2),
     (8, 6, 36, 9, 1),
     (7, 7, 40, 10, 1),
-    (4, 4, 96, 24, 1),  # spatial
-    (7, 7, 160, 40, 1),  # spatial
     (14, 14, 80, 10, 2),
     (9, 11, 129, 16, 2),
 ]
 
 
-def is_spatial(height, width, channels, compact, stride):
-    samples = -(-height // stride) * -(-width // stride)
-    return height * width * samples * (compact + channels) < (samples + height * width) * compact * channels
-
-
 @needs_a_compiler
 @pytest.mark.parametrize("energy_eps", [0.0, 1e-3])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_the_pass_agrees_with_float64(lightnl_pass, shape, energy_eps):
+def test_the_pass_agrees_with_float64(compiled, shape, energy_eps):
     height, width, channels, compact, stride = shape
     generator = torch.Generator().manual_seed(sum(shape))
     x, shortcut = torch.randn(2, 1, height, width, channels, generator=generator)
-    taps = torch.randn(9, channels, generator=generator) / (height * width)
+    taps = torch.randn(9, channels, generator=generator)
     bias = torch.randn(channels, generator=generator)
     for added in (None, shortcut):
         z = torch.full_like(x, torch.nan)
         addresses = [None if map_ is None else map_.data_ptr() for map_ in (x, taps, bias, added, z)]
-        lightnl_pass(*addresses, *shape, energy_eps)
+        compiled.run(*addresses, *shape, energy_eps)
         exact = [None if map_ is None else map_.double() for map_ in (x, taps, bias, added)]
-        expected = deployed_lightnl(*exact[:3], compact, stride, energy_eps, exact[3])
+        expected = deployed_lightnl(*exact[:3], height, width, compact, stride, energy_eps, exact[3])
         assert (z - expected).norm() <= 2e-6 * expected.norm()
 
 
-def test_both_orders_are_among_the_shapes():
-    assert {is_spatial(*shape) for shape in SHAPES} == {True, False}
+@needs_a_compiler
+def test_both_orders_are_among_the_shapes(compiled):
+    """By hand, 7 x 7 x 160: 49 49 (40 + 160) = 480,200 multiply-adds, the other way (49 + 49) 40 160 = 627,200."""
+    assert [shape for shape in SHAPES if compiled.is_spatial(*shape)] == SPATIAL
+
+
+@needs_a_compiler
+@pytest.mark.parametrize(
+    ("sizes", "told"),
+    [
+        ((7, 5, 8, 2, 1, 7, 5, 72, 8), None),
+        ((7, 5, 8, 2, 1, 0, 0, 72, 8), b"x is not (N, H, W, C)"),
+        ((7, 5, 8, 2, 1, 9, 5, 72, 8), b"another size"),
+        ((7, 5, 8, 9, 1, 7, 5, 72, 8), b"compact is not between 1 and the channels"),
+        ((7, 5, 8, 2, 0, 7, 5, 72, 8), b"stride is not positive"),
+        ((7, 5, 8, 2, 1, 7, 5, 71, 8), b"taps are not (9, C)"),
+    ],
+)
+def test_sizes_that_a_file_should_not_have(compiled, sizes, told):
+    found = compiled.problem(*sizes)
+    assert found is None if told is None else told in found
+
+
+@needs_a_compiler
+def test_the_pass_in_several_threads(compiled):
+    """Each has memory of its own, also for maps of other sizes at the same time."""
+    shapes = [shape for shape in SHAPES if shape[0] > 4] * 3
+
+    def make(shape):
+        height, width, channels, *_ = shape
+        x = torch.ones(height, width, channels).cumsum(0)
+        outs = []
+        for _ in range(20):
+            z = torch.empty_like(x)
+            taps, bias = torch.ones(9, channels), torch.ones(channels)
+            compiled.run(*(map_.data_ptr() for map_ in (x, taps, bias)), None, z.data_ptr(), *shape, 0.0)
+            outs.append(z)
+        return outs
+
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(make, shapes))
+    for shape, outs in zip(shapes, together, strict=True):
+        assert all(torch.equal(outs[0], out) for out in outs)
+        assert torch.equal(outs[0], make(shape)[0])
 
 
 @pytest.mark.parametrize("stride", [1, 2, 3])
@@ -113,6 +165,8 @@ def test_networks_with_it_give_the_same_outputs(operator, size):
     with torch.no_grad():
         expected = model.double()(x.double())
         assert (deployed(x) - expected).abs().max() <= 2e-6 * expected.abs().max()
+        with pytest.raises(AutoNLError, match="is not allowed; allowed: "):  # its poolings are for one size too
+            deployed(torch.zeros(1, 3, height + 16, width))
     kinds = [type(module) for module in deployed.modules()]
     assert (kinds.count(CustomLightNL), kinds.count(ShortcutBlock), kinds.count(LightNL)) == (5, 1, 0)
 
@@ -122,21 +176,61 @@ def small(tmp_path):
     return written(SMALL, tmp_path)
 
 
-@needs_a_compiler
-@pytest.mark.parametrize("dynamic_batch", [False, True])
-@pytest.mark.parametrize("name", [installed("onnx"), installed("openvino")])
-def test_files_with_it(small, tmp_path, name, dynamic_batch):
-    arch, weights = small
-    out = tmp_path / "out" / ("small.onnx" if name == "onnx" else "small.xml")
-    exported = export(arch, Request(name, out, None, dynamic_batch, count=7, weights=weights, custom_op=True))
-    assert out.with_name(f"{out.name}.so") in exported.files
-    assert exported.judged.verdict.difference < 1e-5
-    if name == "onnx":
+def kinds_of_nodes(path):
+    """The operators of a file that matter here, in order."""
+    if path.suffix == ".onnx":
         import onnx
 
-        nodes = [node for node in onnx.load(out).graph.node if node.op_type in ("LightNL", "Add", "MatMul")]
-        assert [node.op_type for node in nodes] == ["LightNL"] * 5  # the shortcut's addition is inside too
-        assert sum(len(node.input) == 4 and node.input[3] != "" for node in nodes) == 1
+        return [node.op_type for node in onnx.load(path).graph.node]
+    return re.findall(r'<layer id="\d+" name="[^"]*" type="(\w+)"', path.read_text())
+
+
+@needs_a_compiler
+@pytest.mark.parametrize(("operator", "dynamic_batch"), [("lightnl", False), ("lightnl_energy", True)])
+@pytest.mark.parametrize("name", [installed("onnx"), installed("openvino")])
+def test_files_with_it(tmp_path, monkeypatch, name, operator, dynamic_batch):
+    arch, weights = written(replace(SMALL, operator=operator), tmp_path)
+    monkeypatch.chdir(tmp_path)
+    out = Path("small.onnx" if name == "onnx" else "small.xml")
+    library = out.with_name(f"{out.name}.so")
+    request = Request(name, out, None, dynamic_batch, count=7, weights=weights, custom_op=True)
+    exported = export(arch, request)
+    assert library in exported.files
+    assert json.loads(Path(f"{out}.json").read_text())["custom_op"] == library.name
+    assert exported.judged.verdict.difference < 1e-5
+    nodes = kinds_of_nodes(out)
+    # the products are inside, of OpenVINO's the classifier is left; so is the addition of the shortcut
+    assert [nodes.count(kind) for kind in ("LightNL", "MatMul")] == [5, {"onnx": 0, "openvino": 1}[name]]
+    if name == "onnx":
+        assert "Add" not in nodes
+    else:
+        assert nodes.count("Transpose") == 10  # one before and one behind each, and none for the shortcut
+    export(arch, replace(request, custom_op=False))
+    assert "LightNL" not in kinds_of_nodes(out)
+    assert not library.exists()  # of a file that is gone
+
+
+@needs_a_compiler
+@pytest.mark.parametrize("name", [installed("onnx")])
+def test_networks_without_lightnl_have_no_use_for_it(tmp_path, name):
+    blocks = tuple(replace(block, lightnl=None) for block in SMALL.blocks)
+    arch, weights = written(replace(SMALL, blocks=blocks), tmp_path)
+    with pytest.raises(AutoNLError, match="--custom-op: is for LightNL, which this network does not have"):
+        export(arch, Request(name, tmp_path / "out" / "small.onnx", count=1, weights=weights, custom_op=True))
+    assert not (tmp_path / "out").exists()
+
+
+@needs_a_compiler
+@pytest.mark.parametrize("name", [installed("onnx")])
+def test_networks_are_timed_with_it(monkeypatch, name):
+    """The second is one with LightNL; the first has no use for the operator."""
+    built, honest = [], to_onnx.FORMAT.custom_op.build
+    counting = replace(to_onnx.FORMAT.custom_op, build=lambda path: (built.append(path), honest(path)))
+    monkeypatch.setattr(to_onnx, "FORMAT", replace(to_onnx.FORMAT, custom_op=counting))
+    networks = ["mobilenetv2_035", "mobilenetv2_lightnl_035"]
+    timings = time_networks(networks, "onnxruntime", (64, 64), rounds=1, custom_op=True)
+    assert list(timings) == networks
+    assert [path.name for path in built] == ["1.onnx"]
 
 
 @needs_a_compiler

@@ -50,13 +50,12 @@ def numbered_classes(count: int) -> list[str]:
     return [str(index) for index in range(count)]
 
 
-def write_companions(
-    path: Path, form: Format, about: dict[str, Any], segmentation: bool, custom_op: bool = False
-) -> None:
+def write_companions(path: Path, form: Format, about: dict[str, Any], segmentation: bool) -> None:
     """What to feed it with and what comes out (.json), the labels (.labels.txt), and the script that runs it."""
     # with the format in their names: a folder may hold a network in several
     script, names = f"{path.stem}_{form.name}.py", {"file": path.name, "about": f"{path.name}.json"}
     (path.parent / names["about"]).write_text(json.dumps(about, indent=1, ensure_ascii=False), encoding="utf-8")
     labels = "".join(f"{label}\n" for label in about["labels"])
     (path.parent / f"{path.name}.labels.txt").write_text(labels, encoding="utf-8")
-    (path.parent / script).write_text(form.runner.script(segmentation, names, custom_op), encoding="utf-8")
+    load = form.custom_op.load if form.custom_op and about["custom_op"] else None
+    (path.parent / script).write_text(form.runner.script(segmentation, names, load), encoding="utf-8")

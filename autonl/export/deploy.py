@@ -25,6 +25,7 @@ Layout = Literal["channels_first", "channels_last"]  # how the runtime keeps its
 LAYOUTS: tuple[Layout, ...] = ("channels_first", "channels_last")
 FEW_CHANNELS = 16  # one AVX-512 register: up to here a product of all channels costs no more than slicing some of them
 
+BLOCKS = (InvertedResidual, DepthwiseSeparableConv, EdgeResidual)  # that add a shortcut behind their last norm
 # kind of module -> its convolutions, each with the BN behind it
 FOLDED = {
     EfficientNet: (("conv_stem", "bn1"), ("conv_head", "bn2")),
@@ -73,7 +74,9 @@ def deploy(
             for conv, norm in itertools.pairwise([name for name, _ in module.named_children()]):
                 fold(module, conv, norm)
     for name, module in list(deployed.named_modules()):
-        if type(module) in (InvertedResidual, DepthwiseSeparableConv) and (block := with_shortcut(module)):
+        if type(module) in (InvertedResidual, DepthwiseSeparableConv, EdgeResidual) and (
+            block := with_shortcut(module)
+        ):
             replace_module(deployed, name, block)
     return deployed
 

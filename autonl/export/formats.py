@@ -30,6 +30,12 @@ class Running(Protocol):
 
 
 @dataclass(frozen=True)
+class CustomOp:
+    build: Callable[[Path], None]  # the operator's library, beside a file
+    load: str  # lines of the script that load FILE and the library, see Runner
+
+
+@dataclass(frozen=True)
 class Format:
     """`write(model, image, path, dynamic_batch)` and `start(path, threads)` of one format.
 
@@ -46,7 +52,7 @@ class Format:
     runner: Runner  # the script that runs the file with nothing but its runtime, numpy and pillow
     companions: tuple[str, ...] = ()  # suffixes of files that belong to it
     check: Callable[[Path], str] | None = None  # where it cannot be run: what the file says of itself
-    build_custom_op: Callable[[Path], None] | None = None  # beside a file: the library of autonl.export.custom_op
+    custom_op: CustomOp | None = None  # where LightNL can be one, see autonl.export.custom_op
 
 
 FORMATS = ("onnx", "openvino", "executorch", "coreml", "litert")

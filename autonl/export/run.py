@@ -22,6 +22,7 @@ from autonl.data.loaders import view_of
 from autonl.data.memory import View
 from autonl.errors import AutoNLError, refuse
 from autonl.export.companions import description, write_companions
+from autonl.export.custom_op import has_custom_op, library_of
 from autonl.export.deploy import deploy
 from autonl.export.formats import WITH_CUSTOM_OP, Format, open_format, subdued
 from autonl.export.images import batches, singles
@@ -83,14 +84,17 @@ def export(ref: Ref, request: Request) -> Exported:
     with folder_beside(request.out) as folder:
         path = Path(folder) / request.out.name
         judged = write_and_judge(model, view, data, names, form, request, path)
-        about = {"network": str(ref), "format": form.name} | about | asdict(judged)
-        write_companions(path, form, about, isinstance(model, Segmenter), request.custom_op)
+        library = library_of(path).name if request.custom_op else None
+        about = {"network": str(ref), "format": form.name, "custom_op": library} | about | asdict(judged)
+        write_companions(path, form, about, isinstance(model, Segmenter))
         parts = sorted(Path(folder).iterdir(), key=lambda part: (part == path, part.name))  # the file itself comes last
         targets = [request.out.parent / part.name for part in parts]
         for target in targets:
             refuse_folder(target)
         for part, target in zip(parts, targets, strict=True):
             put(part, target)
+        if not request.custom_op:  # of an export before, which had one
+            library_of(request.out).unlink(missing_ok=True)
     files = [target for target in targets if target != request.out.parent / path.name]
     return Exported(request.out, files, fresh, judged)
 
@@ -162,10 +166,12 @@ def write_and_judge(
     model: nn.Module, view: View, data: DataConfig, names: Sequence[str], form: Format, request: Request, path: Path
 ) -> Judged:
     image = torch.zeros(1, 3, *view.size)
-    if request.custom_op and form.build_custom_op:
-        form.build_custom_op(path)
     with failing(request.out, f"{form.name} cannot hold this network"):
         deployed = deploy(model, view.size, form.layout, request.custom_op)
+        if request.custom_op and not has_custom_op(deployed):
+            raise AutoNLError("--custom-op: is for LightNL, which this network does not have; leave it out")
+        if request.custom_op and form.custom_op:
+            form.custom_op.build(path)
         form.write(deployed, image, path, request.dynamic_batch)
         if request.calibrate and request.quantize:
             shown = batches(request.calibrate, model, view, CALIBRATION_IMAGES, data, training=True)

@@ -17,7 +17,7 @@ from PIL import Image
 
 if len(sys.argv) != 2 or not pathlib.Path(sys.argv[1]).is_file():
     sys.exit(f"usage: python {pathlib.Path(__file__).name} IMAGE, a file")
-here = pathlib.Path(__file__).resolve().parent
+here = pathlib.Path(__file__).absolute().parent
 FILE, about = str(here / $file), json.loads((here / $about).read_text(encoding="utf-8"))
 try:
     (height, width), image = about["size"], Image.open(sys.argv[1])
@@ -65,21 +65,16 @@ print(out)
 
 @dataclass(frozen=True)
 class Runner:
-    """What a format puts into the script: how its runtime is imported, loads FILE, and makes `logits` of `image`.
-
-    load_with_custom_op  the same where LightNL is an operator of its own, whose library lies beside the file
-    """
+    """What a format puts into the script: how its runtime is imported, loads FILE, and makes `logits` of `image`."""
 
     packages: str
     imports: str
     load: str
     run: str
-    load_with_custom_op: str = ""
 
-    def script(self, segmentation: bool, names: dict[str, str], custom_op: bool = False) -> str:
-        """For files of these names: file and about."""
+    def script(self, segmentation: bool, names: dict[str, str], load: str | None = None) -> str:
+        """For files of these names: file and about; `load` in place of the usual."""
         what = "What is where on a picture" if segmentation else "What is on a picture"
         template = string.Template(SEGMENTATION if segmentation else CLASSIFICATION)
         quoted = {name: repr(value) for name, value in names.items()}
-        load = self.load_with_custom_op if custom_op else self.load
-        return template.substitute(asdict(self) | quoted | {"what": what, "load": load})
+        return template.substitute(asdict(self) | quoted | {"what": what, "load": load or self.load})

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from autonl.export.custom_op import NAME, compile_library, library_of
-from autonl.export.formats import Format
+from autonl.export.custom_op import ATTRIBUTES, NAME, compile_library, has_custom_op, library_of
+from autonl.export.formats import CustomOp, Format
 from autonl.export.script import Runner
 
 INPUT, OUTPUT = "images", "logits"
@@ -29,7 +29,7 @@ def write(model: nn.Module, image: torch.Tensor, path: Path, dynamic_batch: bool
             input_names=[INPUT],
             output_names=[OUTPUT],
             dynamic_shapes=({0: torch.export.Dim.DYNAMIC},) if dynamic_batch else None,
-            custom_translation_table=custom_op_translation() if library_of(path).exists() else None,
+            custom_translation_table=custom_op_translation() if has_custom_op(model) else None,
         )
         assert program is not None
         program.save(path, external_data=False)
@@ -42,15 +42,14 @@ def custom_op_translation() -> dict[Any, Any]:
 
     schema = onnx.defs.OpSchema
     tensor = [schema.FormalParameter(name, "tensor(float)") for name in ("x", "taps", "bias", "shortcut", "z")]
-    kinds = {"compact": schema.AttrType.INT, "stride": schema.AttrType.INT, "energy_eps": schema.AttrType.FLOAT}
-    attributes = [schema.Attribute(name, kind) for name, kind in kinds.items()]
+    kinds = {int: schema.AttrType.INT, float: schema.AttrType.FLOAT}
+    attributes = [schema.Attribute(name, kinds[kind]) for name, kind in ATTRIBUTES.items()]
     described = schema(NAME, "autonl", 1, inputs=tensor[:4], outputs=tensor[4:], attributes=attributes)
     operator = Op(Opset("autonl", 1), NAME, described)
 
-    def translate(
-        x: Any, taps: Any, bias: Any, compact: int, stride: int, energy_eps: float, shortcut: Any = None
-    ) -> Any:
-        return operator(x, taps, bias, shortcut, compact=compact, stride=stride, energy_eps=energy_eps)
+    def translate(x: Any, taps: Any, bias: Any, *known: Any) -> Any:
+        shortcut = known[len(ATTRIBUTES)] if len(known) > len(ATTRIBUTES) else None
+        return operator(x, taps, bias, shortcut, **dict(zip(ATTRIBUTES, known, strict=False)))
 
     return {torch.ops.autonl.deployed_lightnl.default: translate}
 
@@ -77,9 +76,6 @@ RUNNER = Runner(
     "import onnxruntime",
     "session = onnxruntime.InferenceSession(FILE)",
     "logits = session.run(None, {session.get_inputs()[0].name: image})[0][0]",
-    """options = onnxruntime.SessionOptions()
-options.register_custom_ops_library(FILE + ".so")
-session = onnxruntime.InferenceSession(FILE, options)""",
 )
 
 FORMAT = Format(
@@ -91,5 +87,10 @@ FORMAT = Format(
     write=write,
     start=RunningONNX,
     runner=RUNNER,
-    build_custom_op=partial(compile_library, source="onnxruntime.cpp"),
+    custom_op=CustomOp(
+        build=partial(compile_library, source="onnxruntime.cpp"),
+        load="options = onnxruntime.SessionOptions()\n"
+        'options.register_custom_ops_library(FILE + ".so")\n'
+        "session = onnxruntime.InferenceSession(FILE, options)",
+    ),
 )

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from autonl.errors import AutoNLError
-from autonl.export.custom_op import NAME, compile_library, library_of
-from autonl.export.formats import Format
+from autonl.export.custom_op import ATTRIBUTES, NAME, compile_library, has_custom_op, library_of
+from autonl.export.formats import CustomOp, Format
 from autonl.export.script import Runner
 
 
@@ -21,7 +21,7 @@ def write(model: nn.Module, image: torch.Tensor, path: Path, dynamic_batch: bool
     if dynamic_batch:
         image = image.repeat(2, 1, 1, 1)
     shapes = ({0: torch.export.Dim.DYNAMIC},) if dynamic_batch else None
-    custom_op = library_of(path).exists()
+    custom_op = has_custom_op(model)
     with torch.no_grad():
         program = torch.export.export(model, (image,), dynamic_shapes=shapes)
         extensions = custom_op_extensions(library_of(path)) if custom_op else None
@@ -39,8 +39,8 @@ def build_custom_op(path: Path) -> None:
 
     package = Path(openvino.__file__).parent
     library = next((package / "libs").glob("libopenvino.so*"), None)
-    if library is None:
-        raise AutoNLError("--custom-op: needs an OpenVINO that pip installed on Linux, which has its headers")
+    if library is None or int(openvino.__version__.split(".")[0]) < 2026:  # before, it had an older C++ ABI
+        raise AutoNLError("--custom-op: needs OpenVINO 2026.0 or newer, as pip installs it on Linux, with its headers")
     # its library has the classes; it is in the process by then
     flags = ["-I", str(package / "include"), "-L", str(library.parent), f"-l:{library.name}"]
     compile_library(path, "openvino.cpp", flags)
@@ -55,10 +55,9 @@ def custom_op_extensions(library: Path) -> list[Any]:
     factory.add_extension(str(library))
 
     def translate(context: Any) -> Any:
-        # of deployed_lightnl's arguments: three inputs, three attributes and perhaps the shortcut
-        places = (0, 1, 2, 6) if context.get_input_size() > 6 else (0, 1, 2)
-        names = ("compact", "stride", "energy_eps")
-        known = {name: context.get_values_from_const_input(place) for place, name in enumerate(names, 3)}
+        last = 3 + len(ATTRIBUTES)  # of deployed_lightnl's arguments, the shortcut, where there is one
+        places = (0, 1, 2, last) if context.get_input_size() > last else (0, 1, 2)
+        known = {name: context.get_values_from_const_input(place) for place, name in enumerate(ATTRIBUTES, 3)}
         return factory.create(NAME, [context.get_input(place) for place in places], known).outputs()
 
     return [str(library), ConversionExtension("autonl.deployed_lightnl.default", translate)]
@@ -108,9 +107,6 @@ RUNNER = Runner(
     "import openvino",
     'compiled = openvino.Core().compile_model(FILE, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})',
     "logits = compiled([image])[compiled.output(0)][0]",
-    """core = openvino.Core()
-core.add_extension(FILE + ".so")
-compiled = core.compile_model(FILE, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})""",
 )
 
 FORMAT = Format(
@@ -123,5 +119,10 @@ FORMAT = Format(
     start=RunningOpenVINO,
     runner=RUNNER,
     companions=(".bin",),
-    build_custom_op=build_custom_op,
+    custom_op=CustomOp(
+        build=build_custom_op,
+        load="core = openvino.Core()\n"
+        'core.add_extension(FILE + ".so")\n'
+        'compiled = core.compile_model(FILE, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})',
+    ),
 )

@@ -7,6 +7,7 @@ library that lies beside it. In the graph the operator takes maps with channels 
 from __future__ import annotations
 
 import os
+import platform
 import shlex
 import subprocess
 from collections.abc import Sequence
@@ -23,17 +24,20 @@ from autonl.nn.light_nonlocal import EPSILON, LightNL
 
 SOURCES = Path(__file__).parent
 NAME = "LightNL"  # in the domain autonl
+# as deployed_lightnl has them, behind its three inputs
+ATTRIBUTES = {"height": int, "width": int, "compact": int, "stride": int, "energy_eps": float}
 
 
 @torch.library.custom_op("autonl::deployed_lightnl", mutates_args=())
 def deployed_lightnl(
-    x: Tensor, taps: Tensor, bias: Tensor, compact: int, stride: int, energy_eps: float, shortcut: Tensor | None = None
-) -> Tensor:
+    x: Tensor, taps: Tensor, bias: Tensor, height: int, width: int, compact: int, stride: int, energy_eps: float,
+    shortcut: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """What `lightnl.h` does: x and shortcut (N, H, W, C), taps (9, C), bias (C) -> (N, H, W, C)."""
-    images, height, width, channels = x.shape
+    images, channels = x.shape[0], x.shape[3]
     x_s = x[:, ::stride, ::stride].reshape(images, -1, channels)  # (N, S, C)
     x_sc, x_c = x_s[..., :compact], x.reshape(images, -1, channels)[..., :compact]
-    gram = torch.bmm(x_sc.transpose(1, 2), x_s)  # (N, Cr, C)
+    gram = torch.bmm(x_sc.transpose(1, 2), x_s) / (height * width)  # (N, Cr, C)
     if energy_eps:
         energy = (x_sc * x_sc).sum((1, 2), keepdim=True) / (compact * height * width)
         gram = gram / (energy + energy_eps)
@@ -44,27 +48,28 @@ def deployed_lightnl(
 
 @deployed_lightnl.register_fake
 def _(
-    x: Tensor, taps: Tensor, bias: Tensor, compact: int, stride: int, energy_eps: float, shortcut: Tensor | None = None
-) -> Tensor:
+    x: Tensor, taps: Tensor, bias: Tensor, height: int, width: int, compact: int, stride: int, energy_eps: float,
+    shortcut: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     return torch.empty(x.shape, dtype=x.dtype, device=x.device)
 
 
 class CustomLightNL(nn.Module):
-    """LightNL by that operator, its BN and its 1 / (H W) in the depthwise kernel."""
+    """LightNL by that operator, its BN in the depthwise kernel; for maps of one size, as the network around it."""
 
     def __init__(self, block: LightNL, size: tuple[int, int]) -> None:
         super().__init__()
-        self.compact_chs, self.stride = block.compact_chs, block.stride
-        self.energy_eps = EPSILON if block.energy else 0.0
+        self.known = (*size, block.compact_chs, block.stride, EPSILON if block.energy else 0.0)
         depthwise: Any = fuse_conv_bn_eval(block.depthwise, block.bn)
-        taps = depthwise.weight.detach().flatten(1).t() / (size[0] * size[1])  # (9, C)
-        self.register_buffer("taps", taps.contiguous())
+        self.register_buffer("taps", depthwise.weight.detach().flatten(1).t().contiguous())  # (9, C)
         self.register_buffer("bias", depthwise.bias.detach().clone())
 
     def forward(self, x: Tensor, shortcut: Tensor | None = None) -> Tensor:
-        known = (self.taps, self.bias, self.compact_chs, self.stride, self.energy_eps)
+        if tuple(x.shape[2:]) != self.known[:2]:
+            sizes = "x".join(map(str, x.shape[2:])), "x".join(map(str, self.known[:2]))
+            raise AutoNLError(f"LightNL in deploy form: a map of {sizes[0]} is not allowed; allowed: {sizes[1]}")
         maps = [map_.permute(0, 2, 3, 1) for map_ in (x, shortcut) if map_ is not None]
-        z = torch.ops.autonl.deployed_lightnl(maps[0], *known, *maps[1:])  # (N, H, W, C)
+        z = torch.ops.autonl.deployed_lightnl(maps[0], self.taps, self.bias, *self.known, *maps[1:])  # (N, H, W, C)
         return z.permute(0, 3, 1, 2)
 
 
@@ -87,21 +92,37 @@ def with_shortcut(block: Any) -> ShortcutBlock | None:
 
 def library_of(path: Path) -> Path:
     """The operator's library, beside the file that wants it; a whole path, or it would be looked for elsewhere."""
-    return path.resolve().with_name(f"{path.name}.so")
+    return path.absolute().with_name(f"{path.name}.so")
+
+
+def has_custom_op(network: nn.Module) -> bool:
+    return any(isinstance(module, CustomLightNL) for module in network.modules())
 
 
 def compile_library(path: Path, source: str, more: Sequence[str] = ()) -> None:
     """Make the operator for the file at `path`, for this machine's processor.
 
-    CXX names another compiler, CXXFLAGS are taken in place of -O3 -march=native.
+    CXX names another compiler; CXXFLAGS come behind our flags.
     """
-    compiler, flags = os.environ.get("CXX") or "c++", os.environ.get("CXXFLAGS") or "-O3 -march=native"
-    target = ["-std=c++17", "-shared", "-fPIC", str(SOURCES / source), *more, "-o", str(library_of(path))]
+    this_processor = "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"
+    flags = ["-std=c++17", "-O3", this_processor, *words_of("CXXFLAGS", ""), "-shared", "-fPIC"]
+    compiler = words_of("CXX", "c++")
+    target = [str(SOURCES / source), *more, "-o", str(library_of(path))]
+    plain = os.environ | {"LC_ALL": "C"}
     try:
-        subprocess.run([compiler, *shlex.split(flags), *target], check=True, capture_output=True, text=True)
+        subprocess.run([*compiler, *flags, *target], check=True, capture_output=True, text=True, env=plain)
     except OSError:
-        why = f"needs a C++ compiler, and {compiler} does not run; CXX names another"
+        why = f"needs a C++ compiler, and {compiler[0]} does not run; CXX names another"
         raise AutoNLError(f"--custom-op: {why}") from None
     except subprocess.CalledProcessError as error:
-        reason = next((line for line in error.stderr.splitlines() if "error" in line), "it does not say why")
-        raise AutoNLError(f"--custom-op: {compiler} cannot compile it: {reason}") from None
+        lines = error.stderr.splitlines() or ["it does not say why"]
+        reason = next((line for line in lines if "error" in line), lines[-1])
+        raise AutoNLError(f"--custom-op: {' '.join(compiler)} cannot compile it: {reason}") from None
+
+
+def words_of(variable: str, default: str) -> list[str]:
+    """Of an environment variable, as a shell would read it."""
+    try:
+        return shlex.split(os.environ.get(variable) or default)
+    except ValueError as error:
+        raise AutoNLError(f"{variable}: {os.environ[variable]!r} cannot be read: {error}") from None

@@ -1,16 +1,19 @@
 // LightNL in one pass over a map with channels last, of any number of channels:
 //
-//     z = DepthwiseConv3x3(x_c x_sc^T x_s) + bias + x, + shortcut where there is one
+//     z = DepthwiseConv3x3(x_c x_sc^T x_s / (H W)) + bias + x, + shortcut where there is one
 //
-// x_c: the first `compact` channels, x_s: every stride-th position, as in autonl.nn.light_nonlocal; BN and 1 / (H W) are
-// in the depthwise kernel. The product is made row by row and taken up by the kernel while it is in the cache: nothing of
-// the size of the map is written but z. Standard C++ and the vectors of GCC and Clang; one thread.
+// x_c: the first `compact` channels, x_s: every stride-th position, as in autonl.nn.light_nonlocal; BN is in the depthwise
+// kernel. The product is made row by row and taken up by the kernel while it is in the cache. Standard C++ and the vectors
+// of GCC and Clang; one thread.
 #pragma once
+#include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <vector>
 
 namespace autonl {
+namespace {  // every library has its own, whatever others a process has loaded
 
 struct Map {
   std::ptrdiff_t height, width, channels;
@@ -119,60 +122,84 @@ inline std::ptrdiff_t depthwise_row(
 
 inline std::ptrdiff_t whole_lines(std::ptrdiff_t floats) { return (floats + LINE - 1) / LINE * LINE; }
 
+// Whether (x_c x_sc^T) x_s has fewer multiply-adds than x_c (x_sc^T x_s).
+inline bool is_spatial(const Map& map) {
+  const std::ptrdiff_t positions = map.height * map.width, both = map.compact + map.channels;
+  const std::ptrdiff_t samples = ((map.height + map.stride - 1) / map.stride) * ((map.width + map.stride - 1) / map.stride);
+  return positions * samples * both < (samples + positions) * map.compact * map.channels;
+}
+
+// What is wrong with the sizes of an operator's tensors; null where nothing is.
+//
+// map: with the height and width that the operator was made for
+inline const char* problem(
+    const Map& map, std::ptrdiff_t height, std::ptrdiff_t width, std::ptrdiff_t taps, std::ptrdiff_t bias) {
+  if (height < 1 || width < 1 || map.channels < 1) return "LightNL: x is not (N, H, W, C)";
+  if (height != map.height || width != map.width) return "LightNL: x has another size than the network was exported for";
+  if (map.compact < 1 || map.compact > map.channels) return "LightNL: compact is not between 1 and the channels";
+  if (map.stride < 1) return "LightNL: stride is not positive";
+  if (taps != 9 * map.channels || bias != map.channels) return "LightNL: taps are not (9, C), or bias is not (C)";
+  return nullptr;
+}
+
 // z (H, W, C) of x (H, W, C). taps (9, C), bias (C); shortcut (H, W, C) or null.
 inline void lightnl(
     const float* x, const float* taps, const float* bias, const float* shortcut, float* z, const Map& map) {
   const std::ptrdiff_t H = map.height, W = map.width, C = map.channels, R = map.compact, step = map.stride;
   const std::ptrdiff_t sampled_width = (W + step - 1) / step, S = (H + step - 1) / step * sampled_width;
-  // x_c (x_sc^T x_s) or (x_c x_sc^T) x_s, whichever has fewer multiply-adds
-  const bool spatial = H * W * S * (R + C) < (S + H * W) * R * C;
+  const bool spatial = is_spatial(map);
   const std::ptrdiff_t row = W * C, line = whole_lines((W + 2) * C);
   const std::ptrdiff_t columns = whole_lines(S);  // of the affinity, those beyond S are zero
-  const std::ptrdiff_t factors = whole_lines(spatial ? S * C + (R + W) * columns : R * C);
+  const std::ptrdiff_t copied = spatial && step > 1 ? whole_lines(S * C) : 0;
+  const std::ptrdiff_t factors = spatial ? R * columns : whole_lines(R * C);
   static thread_local std::vector<float> memory;
-  memory.assign(factors + 4 * line + LINE, 0.0f);
+  memory.resize(LINE + copied + factors + (spatial ? W * columns : 0) + 4 * line);
   float* start = memory.data();
-  while (reinterpret_cast<std::size_t>(start) % (4 * LINE)) ++start;
+  while (reinterpret_cast<std::uintptr_t>(start) % (4 * LINE)) ++start;
 
-  float* gram = start;                      // (R, C): x_sc^T x_s
-  float* samples = start;                   // (S, C): x_s, or
-  float* compact_samples = start + S * C;   // (R, columns): x_sc^T
-  float* affinity = compact_samples + R * columns;  // (W, columns): a row's x_c x_sc^T
-  float square = 0.0f;                      // |x_sc|^2
+  const float* samples = step > 1 ? start : x;  // (S, C): x_s, used where spatial
+  float* factor = start + copied;               // (R, C): x_sc^T x_s, or where spatial (R, columns): x_sc^T
+  float* affinity = factor + factors;           // (W, columns): a row's x_c x_sc^T, used where spatial
+  float square = 0.0f;                          // |x_sc|^2
   if (spatial) {
+    std::fill(factor, factor + factors, 0.0f);
     std::ptrdiff_t sample = 0;
     for (std::ptrdiff_t h = 0; h < H; h += step)
       for (std::ptrdiff_t w = 0; w < W; w += step, ++sample) {
         const float* position = x + h * row + w * C;
-        std::memcpy(samples + sample * C, position, sizeof(float) * C);
+        if (copied) std::memcpy(start + sample * C, position, sizeof(float) * C);
         for (std::ptrdiff_t r = 0; r < R; ++r) {
-          compact_samples[r * columns + sample] = position[r];
+          factor[r * columns + sample] = position[r];
           square += position[r] * position[r];
         }
       }
   } else {
     for (std::ptrdiff_t h = 0; h < H; h += step) {
       const float* positions = x + h * row;
-      product({positions, 1, step * C}, {positions, step * C, 1}, gram, C, R, C, sampled_width, h > 0);
+      product({positions, 1, step * C}, {positions, step * C, 1}, factor, C, R, C, sampled_width, h > 0);
     }
-    for (std::ptrdiff_t r = 0; r < R; ++r) square += gram[r * C + r];
+    for (std::ptrdiff_t r = 0; r < R; ++r) square += factor[r * C + r];
   }
-  if (map.energy_eps > 0.0f) {
-    const float factor = 1.0f / (square / float(R * H * W) + map.energy_eps);
-    for (std::ptrdiff_t i = 0; i < (spatial ? S * C : R * C); ++i) start[i] *= factor;
-  }
+  float share = 1.0f / float(H * W);
+  if (map.energy_eps > 0.0f) share /= square / float(R * H * W) + map.energy_eps;
+  for (std::ptrdiff_t i = 0; i < factors; ++i) factor[i] *= share;
 
   float* y[3];  // rows of x_c x_sc^T x_s, each made over the one three above it
-  for (int i = 0; i < 3; ++i) y[i] = start + factors + i * line;
-  const float* outside = start + factors + 3 * line;  // above the first and below the last
+  float* outside = affinity + (spatial ? W * columns : 0);  // above the first and below the last
+  std::fill(outside, outside + line, 0.0f);
+  for (int i = 0; i < 3; ++i) {
+    y[i] = outside + (i + 1) * line;
+    std::fill(y[i], y[i] + C, 0.0f);  // before the first column and behind the last
+    std::fill(y[i] + C + row, y[i] + line, 0.0f);
+  }
   const auto make = [&](std::ptrdiff_t h) {
     const Matrix compact = {x + h * row, C, 1};
     float* out = y[h % 3] + C;
     if (spatial) {
-      product(compact, {compact_samples, columns, 1}, affinity, columns, W, columns, R, false);
+      product(compact, {factor, columns, 1}, affinity, columns, W, columns, R, false);
       product({affinity, columns, 1}, {samples, C, 1}, out, C, W, C, S, false);
     } else {
-      product(compact, {gram, C, 1}, out, C, W, C, R, false);
+      product(compact, {factor, C, 1}, out, C, W, C, R, false);
     }
   };
   make(0);
@@ -186,4 +213,5 @@ inline void lightnl(
   }
 }
 
+}  // namespace
 }  // namespace autonl
