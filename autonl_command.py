@@ -8,8 +8,10 @@ import signal
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.default_int_handler:  # a command in the background of a script may have to ignore it
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     from autonl.cli import main as command_line
 
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGINT, before)
     command_line()

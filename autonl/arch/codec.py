@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Hashable
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
@@ -173,22 +172,23 @@ def to_yaml(content: Any) -> str:
 class StrictLoader(yaml.SafeLoader):
     """SafeLoader that refuses a key given twice instead of keeping the last one."""
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node: yaml.MappingNode = super().compose_mapping_node(anchor)  # as written: merges (<<) come later
         seen: set[str] = set()
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode):
                 if key.value in seen:
                     raise AutoNLError(f"the field {shown(key.value)} is given twice; allowed: once")
                 seen.add(key.value)
-        return super().construct_mapping(node, deep)
+        return node
 
 
 class ArchLoader(StrictLoader):
     """Takes 1e-3 for a number, as people mean it; YAML 1.1 reads it as text for want of a point."""
 
 
-EXPONENT = re.compile(r"[-+]?\d+e[-+]?\d+", re.ASCII)
-ArchLoader.add_implicit_resolver("tag:yaml.org,2002:float", EXPONENT, list("-+0123456789"))
+EXPONENT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+", re.ASCII)
+ArchLoader.add_implicit_resolver("tag:yaml.org,2002:float", EXPONENT, list("-+.0123456789"))
 
 
 class _Dumper(yaml.SafeDumper):

@@ -75,7 +75,7 @@ def search(
             progress=TrainingBar,
             command=shlex.join(["autonl", *sys.argv[1:]]),
         )
-    except KeyboardInterrupt:  # between two trainings: one that runs is asked to stop
+    except (KeyboardInterrupt, SystemExit):  # Ctrl-C or SIGTERM between two trainings: one that runs is asked to stop
         if (folder / LAST).exists():
             print(f"stopped, saved in {folder}; go on with: {resume_command()}", file=sys.stderr)
         raise

@@ -157,8 +157,10 @@ class StreamTraining:
                 if batch is not None:
                     raise
             if batch is None:
-                raise AutoNLError("the stream came to its end without a batch; allowed: data.batch_size images a "
-                                  "worker, by a lower data.batch_size or fewer data.workers")  # fmt: skip
+                raise AutoNLError(
+                    "the stream came to its end without a batch: each worker needs data.batch_size images of its own; "
+                    "allowed: a lower data.batch_size, or fewer data.workers"
+                )
 
 
 def view_of(module: Any, config: DataConfig) -> View:

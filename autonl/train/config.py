@@ -235,7 +235,10 @@ def convert(value: Any, hint: Any, name: str) -> Any:
         return convert_tuple(value, get_args(hint), name)
     if get_origin(hint) is dict:
         if isinstance(value, dict) and all(isinstance(key, str) for key in value):
-            return {key: with_numbers(item) for key, item in value.items()}
+            try:
+                return with_numbers(value)
+            except RecursionError:  # *name of YAML may stand inside what it names
+                refuse(name, "...", "values that are not part of themselves")
         refuse(name, value, "a mapping of names to values")
     if hint is float:
         return convert_float(value, name)
@@ -250,6 +253,8 @@ def with_numbers(value: Any) -> Any:
     """A value whose type no setting tells: text such as 1e-3 is meant for a number there."""
     if isinstance(value, list):
         return [with_numbers(item) for item in value]
+    if isinstance(value, dict):
+        return {key: with_numbers(item) for key, item in value.items()}
     return float(value) if isinstance(value, str) and EXPONENT.fullmatch(value) else value
 
 

@@ -13,6 +13,7 @@ except ImportError:  # Windows: no lock
     fcntl = None
 
 LOCK_FILE = ".lock"  # stays in the folder: two processes could hold a file that is taken away
+HELD: set[Path] = set()  # by this process, to which the system would give a lock twice, and take both back at once
 
 
 class Lock:
@@ -26,9 +27,12 @@ class Lock:
         self.descriptor: int | None = None
 
     def take(self) -> bool:
-        """False: another process holds it. No lock in a folder or a file system that does not let one be taken."""
+        """False: another process holds it, or another run of this one. No lock in a folder or a file system that does
+        not let one be taken."""
         if not fcntl or self.descriptor is not None:
             return True
+        if self.path.resolve() in HELD:
+            return False
         try:
             descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
         except OSError:  # who writes the first file of the run says why
@@ -39,9 +43,11 @@ class Lock:
             os.close(descriptor)
             return not isinstance(error, BlockingIOError | PermissionError)  # the two ways to say that it is held
         self.descriptor = descriptor
+        HELD.add(self.path.resolve())
         return True
 
     def release(self) -> None:
         if self.descriptor is not None:
+            HELD.discard(self.path.resolve())
             os.close(self.descriptor)
             self.descriptor = None

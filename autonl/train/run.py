@@ -126,7 +126,8 @@ def start(
 def refuse_locked(fabric: Fabric, folder: Path, lock: Lock) -> None:
     """The first process takes the lock for all of them."""
     if fabric.broadcast(fabric.is_global_zero and not lock.take()):
-        raise AutoNLError(f"{folder}: another process is writing this run; wait for its end, or choose another --out")
+        raise AutoNLError(f"{folder}: another process is writing this run; wait for its end, or choose another --out "
+                          f"(where its machine died and the lock stayed, remove {lock.path})")  # fmt: skip
 
 
 def run_files(folder: Path) -> frozenset[str]:
@@ -282,7 +283,8 @@ def refuse_what_does_not_train(module: Any, view: View, images: int) -> None:
     except Exception as error:
         reason = " ".join(str(error).split())[:200]
         batch = f"{images} image{'s' if images > 1 else ''} of {height}x{width} at a time"
-        raise AutoNLError(f"data.batch_size: the network cannot be trained on {batch}: {reason}") from None
+        setting = "data.batch_size: " if images == 1 else ""  # BN over a single value; else it is the network's matter
+        raise AutoNLError(f"{setting}the network cannot be trained on {batch}: {reason}") from None
 
 
 def known_classes(ref: Ref) -> list[str]:

@@ -27,3 +27,15 @@ def test_ctrl_c_is_never_a_traceback(package, command_line, code, tmp_path):
     run = f"import sys; sys.path.append({str(ROOT)!r}); import autonl_command; autonl_command.main()"
     ended = subprocess.run([sys.executable, "-c", run], capture_output=True, text=True, cwd=tmp_path)
     assert (ended.returncode, ended.stdout, ended.stderr) == (code, "", "")
+
+
+def test_who_was_told_to_ignore_ctrl_c_does(tmp_path):
+    """A script's `autonl search ... &`."""
+    stand_in = tmp_path / "autonl"
+    stand_in.mkdir()
+    (stand_in / "__init__.py").write_text(INTERRUPTED)
+    (stand_in / "cli.py").write_text("def main():\n    import os; os.kill(os.getpid(), 2); print('done')\n")
+    run = f"import sys; sys.path.append({str(ROOT)!r}); import autonl_command; autonl_command.main()"
+    command = ["sh", "-c", 'trap "" INT; exec "$0" -c "$1"', sys.executable, run]
+    ended = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "done\n", "")

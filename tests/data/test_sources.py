@@ -327,7 +327,7 @@ def test_a_stream_that_ends_early_begins_again():
 def test_a_stream_without_a_batch_is_refused():
     """It would begin again for ever."""
     batches = loaders().training(sources.Stream(Pairs([0, 1, 2], promised=8)))
-    with pytest.raises(AutoNLError, match=r"the stream came to its end without a batch; allowed: data.batch_size"):
+    with pytest.raises(AutoNLError, match=r"without a batch: each worker needs data.batch_size images of its own"):
         next(batches.epoch(0))
 
 

@@ -14,6 +14,8 @@ import torch
 
 from autonl.errors import AutoNLError
 from autonl.train import lock, loop, run, state
+from autonl.train.config import Config, to_dict
+from autonl.train.folder import MAY_CHANGE, flat
 from autonl.train.progress import Progress
 from autonl.train.tasks import Classification
 from tests.train.small import (
@@ -288,9 +290,36 @@ def test_a_folder_that_cannot_be_locked_is_written_to(tmp_path, monkeypatch):
 
     monkeypatch.setattr(lock.fcntl, "lockf", no_locks)
     assert lock.Lock(tmp_path).take()
+    assert lock.Lock(tmp_path / "not there").take()
     monkeypatch.setattr(lock, "fcntl", None)
     assert lock.Lock(tmp_path).take()
-    assert lock.Lock(tmp_path / "not there").take()
+
+
+def test_a_run_of_before_a_setting_of_speed_came_is_resumed(digit_folder, finished):
+    """Checkpoints know the settings of their time."""
+    settings = flat(to_dict(Config()))
+    assert settings.keys() >= MAY_CHANGE
+    for name in (state.LAST, state.PREVIOUS):
+        content = torch.load(finished / name, weights_only=True)
+        for setting in MAY_CHANGE:
+            section, field = setting.split(".")
+            content["about"]["config"][section].pop(field)
+        torch.save(content, finished / name)
+    assert "going on behind step 18" in resume_told(digit_folder, finished)[0]
+
+
+def test_a_second_run_of_the_same_process_neither_gets_nor_frees_the_lock(tmp_path):
+    """To the system both are one: closing either's file would take the lock from both."""
+    (tmp_path / "link").symlink_to(tmp_path)
+    first, second = lock.Lock(tmp_path), lock.Lock(tmp_path / "link")
+    assert first.take()
+    assert not second.take()
+    second.release()
+    assert not another_could_take(tmp_path)
+    first.release()
+    assert another_could_take(tmp_path)
+    assert second.take()
+    second.release()
 
 
 @pytest.mark.parametrize(
