@@ -1,13 +1,16 @@
 """LightNL as one operator: the pass in C++ against float64, the networks and files that have it."""
 
 import ctypes
+import importlib
 import json
+import platform
 import re
 import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -19,8 +22,9 @@ from torch import nn
 import autonl
 from autonl.errors import AutoNLError
 from autonl.export import to_onnx
-from autonl.export.custom_op import SOURCES, CustomLightNL, ShortcutBlock, deployed_lightnl, words_of
+from autonl.export.custom_op import SOURCES, CustomLightNL, ShortcutBlock, deployed_lightnl, library_of, words_of
 from autonl.export.deploy import deploy
+from autonl.export.formats import FORMATS, WITH_CUSTOM_OP
 from autonl.export.run import Request, export
 from autonl.latency import time_networks
 from autonl.nn.light_nonlocal import LightNL
@@ -196,7 +200,13 @@ def test_files_with_it(tmp_path, monkeypatch, name, operator, dynamic_batch):
     request = Request(name, out, None, dynamic_batch, count=7, weights=weights, custom_op=True)
     exported = export(arch, request)
     assert library in exported.files
-    assert json.loads(Path(f"{out}.json").read_text())["custom_op"] == library.name
+    about = json.loads(Path(f"{out}.json").read_text())
+    runtime = {"onnx": "onnxruntime", "openvino": "openvino"}[name]
+    assert about["custom_op"] == library.name
+    assert about["custom_op_built_for"] == f"{runtime} {version(runtime)}, {platform.machine()}"
+    assert about["bytes"] == sum(
+        path.stat().st_size for path in (out, out.with_suffix(".bin"), library) if path.exists()
+    )
     assert exported.judged.verdict.difference < 1e-5
     nodes = kinds_of_nodes(out)
     # the products are inside, of OpenVINO's the classifier is left; so is the addition of the shortcut
@@ -218,6 +228,84 @@ def test_networks_without_lightnl_have_no_use_for_it(tmp_path, name):
     with pytest.raises(AutoNLError, match="--custom-op: is for LightNL, which this network does not have"):
         export(arch, Request(name, tmp_path / "out" / "small.onnx", count=1, weights=weights, custom_op=True))
     assert not (tmp_path / "out").exists()
+
+
+def test_the_formats_that_have_it():
+    modules = {name: importlib.import_module(f"autonl.export.to_{name}") for name in FORMATS}
+    assert tuple(name for name, module in modules.items() if module.FORMAT.custom_op) == WITH_CUSTOM_OP
+
+
+@needs_a_compiler
+@pytest.mark.parametrize("name", [installed("onnx")])
+def test_networks_without_lightnl_are_not_timed_with_it(name):
+    with pytest.raises(AutoNLError, match="--custom-op: is for LightNL, which none of these networks has; leave it"):
+        time_networks(["mobilenetv2_035"], "onnxruntime", (32, 32), rounds=1, custom_op=True)
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    """The operator of ONNX Runtime, beside no file."""
+    path = tmp_path_factory.mktemp("library") / "any.onnx"
+    to_onnx.FORMAT.custom_op.build(path)
+    return str(library_of(path))
+
+
+X = np.random.default_rng(0).standard_normal((3, 5, 7, 8)).astype(np.float32)
+
+
+# what is not as in a file of ours: attributes, x, shortcut, the lines of the taps
+@needs_a_compiler
+@pytest.mark.parametrize(
+    ("changed", "x", "shortcut", "lines", "told"),
+    [
+        ({}, X, None, 9, None),
+        ({}, X, X, 9, None),
+        ({}, X[:0], X[:0], 9, None),
+        ({}, X, X[:1], 9, "the shortcut is not like x"),
+        ({}, X[0], None, 9, r"x is not \(N, H, W, C\)"),
+        ({}, X[:, :4], None, 9, "x has another size than the network was exported for"),
+        ({}, X, None, 8, r"taps are not \(9, C\), or bias is not \(C\)"),
+        ({"compact": 9}, X, None, 9, "compact is not between 1 and the channels"),
+        ({"stride": None}, X, None, 9, "stride"),
+    ],
+)
+@pytest.mark.parametrize("name", [installed("onnx")])
+def test_a_file_with_wrong_sizes_is_refused_and_ends_nothing(library, changed, x, shortcut, lines, told, name):
+    import onnxruntime
+    from onnx import TensorProto, helper
+
+    known = {"height": 5, "width": 7, "compact": 2, "stride": 2, "energy_eps": 0.0} | changed
+    known = {name: value for name, value in known.items() if value is not None}
+    feeds = {"x": x} | ({} if shortcut is None else {"shortcut": shortcut})
+    node = helper.make_node("LightNL", ["x", "taps", "bias", *list(feeds)[1:]], ["z"], domain="autonl", **known)
+    graph = helper.make_graph(
+        [node], "graph",
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, [None] * feeds[name].ndim) for name in feeds],
+        [helper.make_tensor_value_info("z", TensorProto.FLOAT, None)],
+        [
+            helper.make_tensor("taps", TensorProto.FLOAT, [lines, 8], [1.0] * 8 * lines),
+            helper.make_tensor("bias", TensorProto.FLOAT, [8], [0.5] * 8),
+        ],
+    )  # fmt: skip
+    opsets = [helper.make_opsetid("", 18), helper.make_opsetid("autonl", 1)]
+    content = helper.make_model(graph, opset_imports=opsets, ir_version=9).SerializeToString()
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.register_custom_ops_library(library)
+
+    def run():
+        return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"]).run(None, feeds)[0]
+
+    if told:
+        with pytest.raises(Exception, match=told):
+            run()
+        return
+    if not len(x):
+        assert run().shape == x.shape
+        return
+    maps = [torch.from_numpy(map_) for map_ in feeds.values()]
+    expected = deployed_lightnl(maps[0], torch.ones(9, 8), torch.full((8,), 0.5), *known.values(), *maps[1:])
+    assert np.allclose(run(), expected, rtol=1e-5, atol=1e-5)
 
 
 @needs_a_compiler
@@ -248,6 +336,12 @@ def test_the_script_finds_the_library_from_wherever_it_is_run(small, tmp_path, n
     assert len(told[0].splitlines()) == 5
     (tmp_path / f"small{suffix}.so").unlink()
     assert subprocess.run(command, capture_output=True, check=False).returncode == 1  # it was needed
+
+
+@pytest.mark.parametrize("blank", ["", "  "])
+def test_a_blank_variable_says_nothing(monkeypatch, blank):
+    monkeypatch.setenv("CXX", blank)
+    assert words_of("CXX", "c++") == ["c++"]
 
 
 @pytest.mark.parametrize(

@@ -107,8 +107,8 @@ def test_deploy_form_of_the_zoo(name):
     x = torch.randn(1, 3, 224, 224, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         expected = model(x)
-        for layout in LAYOUTS:
-            assert (deploy(model, 224, layout)(x) - expected).abs().max() <= 1e-5 * expected.abs().max()
+        for form in (*({"layout": layout} for layout in LAYOUTS), {"custom_op": True}):
+            assert (deploy(model, 224, **form)(x) - expected).abs().max() <= 1e-5 * expected.abs().max()
 
 
 def test_deploy_leaves_the_network_alone_and_keeps_what_it_does_not_know():

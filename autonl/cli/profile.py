@@ -81,10 +81,12 @@ def profile_latency(
     timings = time_networks(list(dict.fromkeys(refs)), runtime, resolution, threads, rounds, custom_op)
     if json:
         networks = [{"name": name, **asdict(timing)} for name, timing in timings.items()]
-        typer.echo(json_format.dumps({"runtime": runtime, "threads": threads, "networks": networks}))
+        how = {"runtime": runtime, "threads": threads, "custom_op": custom_op}
+        typer.echo(json_format.dumps(how | {"networks": networks}))
         return
     first = next(iter(timings.values()))
-    title = f"milliseconds an image on {runtime}, {threads} thread(s), {first.runs} runs each, in turns"
+    operator = ", LightNL as one operator" if custom_op else ""
+    title = f"milliseconds an image on {runtime}, {threads} thread(s){operator}, {first.runs} runs each, in turns"
     table = Table(box=None, pad_edge=False, title=title)
     table.add_column("network", no_wrap=True)
     for column in ("median", "quartiles", "of the first"):

@@ -74,9 +74,7 @@ def deploy(
             for conv, norm in itertools.pairwise([name for name, _ in module.named_children()]):
                 fold(module, conv, norm)
     for name, module in list(deployed.named_modules()):
-        if type(module) in (InvertedResidual, DepthwiseSeparableConv, EdgeResidual) and (
-            block := with_shortcut(module)
-        ):
+        if type(module) in BLOCKS and (block := with_shortcut(module)):
             replace_module(deployed, name, block)
     return deployed
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
+import platform
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -84,8 +86,10 @@ def export(ref: Ref, request: Request) -> Exported:
     with folder_beside(request.out) as folder:
         path = Path(folder) / request.out.name
         judged = write_and_judge(model, view, data, names, form, request, path)
-        library = library_of(path).name if request.custom_op else None
-        about = {"network": str(ref), "format": form.name, "custom_op": library} | about | asdict(judged)
+        about = {"network": str(ref), "format": form.name, "custom_op": None} | about | asdict(judged)
+        if request.custom_op:
+            built_for = f"{form.runtime} {version(form.runtime)}, {platform.machine()}"
+            about |= {"custom_op": library_of(path).name, "custom_op_built_for": built_for}
         write_companions(path, form, about, isinstance(model, Segmenter))
         parts = sorted(Path(folder).iterdir(), key=lambda part: (part == path, part.name))  # the file itself comes last
         targets = [request.out.parent / part.name for part in parts]
@@ -117,7 +121,7 @@ def refuse_what_does_not_go(form: Format, request: Request) -> None:
         refuse("--quantize", form.name, f"int8 with --format {' or '.join(QUANTIZED)}")
     if request.calibrate and not request.quantize:
         raise AutoNLError("--calibrate: finds the ranges of int8, and this is float32; give --quantize int8 too")
-    if request.custom_op and form.name not in WITH_CUSTOM_OP:
+    if request.custom_op and not form.custom_op:
         refuse("--custom-op", form.name, f"a custom operator with --format {' or '.join(WITH_CUSTOM_OP)}")
     if request.custom_op and request.quantize:
         raise AutoNLError("--custom-op: is for float32, and --quantize is given; leave one of them out")
@@ -176,7 +180,8 @@ def write_and_judge(
         if request.calibrate and request.quantize:
             shown = batches(request.calibrate, model, view, CALIBRATION_IMAGES, data, training=True)
             quantize(form.name, path, islice(singles(shown), CALIBRATION_IMAGES), path.parent)
-    size = file_bytes(path) + sum(file_bytes(path.with_suffix(suffix)) for suffix in form.companions)
+    parts = [path, *(path.with_suffix(suffix) for suffix in form.companions)]
+    size = sum(file_bytes(part) for part in [*parts, *([library_of(path)] if request.custom_op else [])])
     with failing(request.out, f"{form.runtime} does not run it"):
         # what runs on another system is judged as it went into the file
         running = form.start(path, request.threads) if form.start else RunningTorch(deployed)

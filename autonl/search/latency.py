@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from autonl.arch.codec import block_to_string
+from autonl.arch.codec import block_to_string, resolution_from, resolution_to_text
 from autonl.arch.spec import map_sizes
 from autonl.errors import AutoNLError
 from autonl.search.cost import chosen
@@ -88,6 +88,7 @@ def read_rows(path: Path) -> list[Row]:
             whole = {name: int(line[name]) for name in ("threads", "in_chs", "height", "width")}
             text = {name: line[name] for name in ("space", "resolution", "runtime", "block")}
             text |= {name: line.get(name) or getattr(Row, name) for name in ("operator", "networks")}
+            text["resolution"] = str(resolution_to_text(resolution_from(text["resolution"])))
             whole["classes"] = int(line.get("classes") or Row.classes)
             row = Row(**text, **whole, milliseconds=float(line["milliseconds"]))  # type: ignore[arg-type]
         except (KeyError, TypeError, ValueError):

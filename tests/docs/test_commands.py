@@ -82,6 +82,10 @@ BENCHMARKS = {
         r"speed_lightnl\.csv$|rows are beyond their bound",
     ),
     "benchmarks.networks": ("--batch 8 --compile --out results", r"^timm:mobilenetv2_100 .*inference"),
+    "benchmarks.price": (
+        "onnxruntime --calls 1 --rounds 1 --res 64 --out results",
+        r"^onnxruntime --custom-op: \d\.\d+",
+    ),
     "benchmarks.search": ("--space digits --res 32 --batch 4 --steps 1 --rounds 1", r"^ratio +\d"),
     "benchmarks.tried": ("--out results", r"searched: 2 trials$"),
     "benchmarks.trials": ("--seeds 1 --out results", r"'worths': 'shared', 'trials': 20"),

@@ -123,6 +123,6 @@ def compile_library(path: Path, source: str, more: Sequence[str] = ()) -> None:
 def words_of(variable: str, default: str) -> list[str]:
     """Of an environment variable, as a shell would read it."""
     try:
-        return shlex.split(os.environ.get(variable) or default)
+        return shlex.split(os.environ.get(variable, "")) or shlex.split(default)
     except ValueError as error:
         raise AutoNLError(f"{variable}: {os.environ[variable]!r} cannot be read: {error}") from None

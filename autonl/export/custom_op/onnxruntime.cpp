@@ -145,6 +145,7 @@ const Operator LIGHTNL = {
 
 extern "C" __attribute__((visibility("default"))) Status RegisterCustomOps(void* options, const ApiBase* base) {
   const Api* api = base->get(API);
+  if (!api) return failed(base->get(1), "LightNL: needs ONNX Runtime 1.16 or newer");
   void* domain = nullptr;  // lives as long as the process: sessions may
   if (Status wrong = call<CREATE_DOMAIN>(api, "autonl", &domain)) return wrong;
   if (Status wrong = call<ADD_TO_DOMAIN>(api, domain, &LIGHTNL)) return wrong;
