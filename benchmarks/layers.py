@@ -13,6 +13,7 @@ import argparse
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from autonl.nn.kernels.layers import ACTIVATIONS, FusedDepthwise, FusedNormAct, 
 from benchmarks import RESULTS, compile_ahead, graph_us, require_cuda, write_rows
 from benchmarks.lightnl import BANDWIDTH
 
+TIMES = ("floor", "torch", "ours", "torch_back", "ours_back")
 Layer = tuple[Any, ...]  # kind, channels, size, then kernel and stride, or activation
 
 
@@ -76,7 +78,8 @@ def norm_passes(
 ) -> Iterator[tuple[str, Callable[[Any], object], list[Any]]]:
     from autonl.nn.kernels import norm_act_passes
 
-    function: Any = {"silu": F.silu, "relu": F.relu, "relu6": F.relu6, "identity": nn.Identity()}[act]
+    makers: Any = {"silu": F.silu, "relu": F.relu, "relu6": F.relu6}  # in place, as timm has them
+    function = partial(makers[act], inplace=True) if act in makers else nn.Identity()
     gamma, beta, mean = torch.randn(3, chs, device="cuda").unbind()
     variance, count = torch.ones(chs, device="cuda"), torch.zeros((), device="cuda", dtype=torch.int64)
     pairs = [(maps(batch, chs, size), maps(batch, chs, size)) for _ in range(2)]
@@ -129,7 +132,7 @@ def alternatives(layer: Layer) -> list[Any]:
     changes += [{"channels": channels} for channels in (16, 32, 64)] + [{"columns": columns // 2, "channels": 64}]
     changes += [{"weight_rows": rows} for rows in (2, 4, 7)] + [{"wide": wide} for wide in (1, 2, 3)]
     changes += [{"programs": programs} for programs in (528, 2112)]
-    changes += [{"rows": 4}, {"rows": 7}, {"warps": 4}, {"pairs": 4}]
+    changes += [{"rows": 4}, {"rows": 7}, {"rows": 14}, {"warps": 4}, {"warps": 8}, {"pairs": 4}]
     found = [chosen._replace(**change) for change in changes]
     return [choice for choice in dict.fromkeys(found) if choice != chosen]
 
@@ -139,9 +142,10 @@ def time_layer(batch: int, layer: Layer) -> dict[str, Any]:
     passes = depthwise_passes(batch, *shape) if kind == "depthwise" else norm_passes(batch, *shape)
     times = {name: round(graph_us(function, inputs), 1) for name, function, inputs in passes}
     if "torch_step" in times:
-        times["torch_back"] = round(times.pop("torch_step") - times["torch"], 1)
+        times["torch_back"] = round(times["torch_step"] - times["torch"], 1)
     names = ("layer", "channels", "map", "kernel", "stride")
-    return dict(zip(names, layer, strict=True)) | {"floor": round(floor_us(batch, layer), 1)} | times
+    times["floor"] = round(floor_us(batch, layer), 1)
+    return dict(zip(names, layer, strict=True)) | {name: times[name] for name in TIMES}
 
 
 def main() -> None:
@@ -159,13 +163,12 @@ def main() -> None:
     rows = []
     for layer in layers:
         rows.append(time_layer(arguments.batch, layer))
-        print(*rows[-1].values(), flush=True)
+        print(*(f"{name} {value}" for name, value in rows[-1].items()), flush=True)
         write_rows("speed_layers", rows, arguments.out)
     for ref, found in counts.items():
         for kind in ("depthwise", "norm"):
             picked = [(row, found[layer]) for layer, row in zip(layers, rows, strict=True) if layer[0] == kind]
-            columns = ("floor", "torch", "ours", "torch_back", "ours_back")
-            sums = {name: sum(row[name] * count for row, count in picked) / 1e3 for name in columns}
+            sums = {name: sum(row[name] * count for row, count in picked) / 1e3 for name in TIMES}
             print(ref, kind, {name: f"{value:.2f} ms" for name, value in sums.items()}, flush=True)
     tried = [(layer, choice) for layer in layers for choice in alternatives(layer)]
     compile_ahead(compile_layer, tried)

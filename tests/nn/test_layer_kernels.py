@@ -253,6 +253,8 @@ def test_every_kernel_compiles_for_a_gpu_that_is_not_here(dtype: str, monkeypatc
         (32, 480, 14, 14, 5, 1),
         (32, 1152, 7, 7, 5, 1),
         (1, 8, 3, 2, 5, 2),
+        (512, 32, 112, 112, 3, 1),  # grids at their largest
+        (512, 48, 112, 112, 5, 2),
     ],
 )
 def test_compiled_depthwise_agrees_with_float64(case: tuple, dtype: torch.dtype, bound: float) -> None:
@@ -273,6 +275,7 @@ def test_compiled_depthwise_agrees_with_float64(case: tuple, dtype: torch.dtype,
         (32, 1152, 7, 7, "silu"),
         (32, 320, 7, 7, "identity"),
         (2, 2056, 3, 3, "relu"),
+        (512, 48, 112, 112, "silu"),
     ],
 )
 def test_compiled_norm_act_agrees_with_float64(case: tuple, dtype: torch.dtype, bound: float) -> None:

@@ -1,8 +1,9 @@
 # ruff: noqa: N803 - Triton writes what is known when a kernel is compiled in capitals
 """BN with its activation in Triton, for training: y = act(gamma (x - mean) / sqrt(variance + eps) + beta).
 
-PyTorch passes over memory thirteen times for this and its gradient, in eager mode; here it is eight. What is between BN
-and activation is not kept: the backward pass makes it again from x.
+PyTorch passes over memory thirteen times for this and its gradient, in eager mode, and fifteen where a swish overwrites
+what it is given, of which autograd keeps a copy; here it is eight. What is between BN and activation is not kept: the
+backward pass makes it again from x.
 
 Maps are channels-last, so x is rows of channels, one after the other in memory. A line is as many rows as fill a tile's
 power of two of columns: column j of a line is channel j % C. Kernels are compiled for tiles, not for numbers of
