@@ -131,7 +131,8 @@ class LightNL(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.fused:
-            depthwise, bn = self.depthwise, self.bn  # a module's members are slow to look up
+            members: Any = self._modules  # as attributes they are slow to find
+            depthwise, bn = members["depthwise"], members["bn"]
             if kernels.supported(x, depthwise, bn, self.compact_chs):
                 energy_eps = EPSILON if self.energy else 0.0
                 return kernels.lightnl(x, depthwise, bn, self.compact_chs, self.stride, energy_eps)

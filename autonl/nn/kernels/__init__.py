@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -63,21 +64,33 @@ def can_run(x: Tensor, dtype: torch.dtype) -> bool:
     return 0 < images <= MOST_IMAGES and 0 < chs * height * width < 2**31 and has_bfloat16(x.device)
 
 
+def norm_tensors(bn: nn.Module) -> tuple[Any, ...]:
+    """gamma and beta, running mean and variance, number of batches: None for one that pruning, say, has made another
+    thing of. As attributes they take twenty times as long to find, where launches are what a GPU waits for."""
+    parameters, buffers = bn._parameters, bn._buffers
+    running = buffers.get("running_mean"), buffers.get("running_var"), buffers.get("num_batches_tracked")
+    return parameters.get("weight"), parameters.get("bias"), *running
+
+
+def weight_of(conv: nn.Module) -> Any:
+    """Likewise."""
+    return conv._parameters.get("weight")
+
+
 def known_norm(bn: nn.BatchNorm2d, x: Tensor) -> bool:
     """Whether a BN is as the kernels know it: of x's channels, affine, its running statistics moved by a momentum."""
     if not bn.affine or not bn.track_running_stats or bn.momentum is None or bn.num_features != x.shape[1]:
         return False
-    if bn.running_mean is None or not readable(bn.weight, x) or not readable(bn.bias, x):
+    gamma, beta, mean, variance, batches = norm_tensors(bn)
+    if mean is None or variance is None or not readable(gamma, x) or not readable(beta, x):
         return False
-    if not bn.training:  # half a microsecond is what each tensor costs that is looked up by name
-        return True
     # nn.BatchNorm2d refuses a single value a channel, and says so
-    return bn.num_batches_tracked is not None and x.shape[0] * x.shape[2] * x.shape[3] > 1
+    return not bn.training or (batches is not None and x.shape[0] * x.shape[2] * x.shape[3] > 1)
 
 
-def readable(parameter: Tensor, x: Tensor) -> bool:
+def readable(parameter: Tensor | None, x: Tensor) -> bool:
     """Whether a kernel on x's device finds a parameter's values one behind the other."""
-    return parameter.device == x.device and parameter.is_contiguous()
+    return parameter is not None and parameter.device == x.device and parameter.is_contiguous()
 
 
 def supported(x: Tensor, depthwise: nn.Module, bn: nn.Module, compact_chs: int) -> bool:
@@ -87,13 +100,14 @@ def supported(x: Tensor, depthwise: nn.Module, bn: nn.Module, compact_chs: int) 
     # a subclass, SyncBatchNorm for one, computes something else
     if type(depthwise) is not nn.Conv2d or type(bn) is not nn.BatchNorm2d:
         return False
-    if not readable(depthwise.weight, x) or not known_norm(bn, x):
+    weight = weight_of(depthwise)
+    if not readable(weight, x) or not known_norm(bn, x):
         return False
     if not (x.is_contiguous() or x.is_contiguous(memory_format=torch.channels_last)):
         return False
     if bn.training or not torch.is_grad_enabled():
         return True
-    return not any(t.requires_grad for t in (x, depthwise.weight, bn.weight, bn.bias))
+    return not any(t.requires_grad for t in (x, weight, *norm_tensors(bn)[:2]))
 
 
 def lightnl(
@@ -106,4 +120,4 @@ def lightnl(
     from autonl.nn.kernels import ops
 
     function = ops.training if bn.training else ops.inference
-    return function(x, depthwise.weight, bn, compact_chs, stride, energy_eps)
+    return function(x, weight_of(depthwise), bn, compact_chs, stride, energy_eps)

@@ -5,6 +5,7 @@ What can be known from shapes and dtypes is settled once, in a plan, which `pass
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -220,7 +221,7 @@ def training_plan(
 
 def training(
     x: Tensor, weight: Tensor, gamma: Tensor, beta: Tensor, compact_chs: int, stride: int, eps: float,
-    energy_eps: float, running: tuple[Tensor, Tensor, Tensor] | None = None, momentum: float = 0.0,
+    energy_eps: float, running: Sequence[Tensor] | None = None, momentum: float = 0.0,
     run: Run = run_again, tile: Tile | None = None,
 ) -> tuple[Tensor, Saved]:  # fmt: skip
     """z with batch statistics, and what the backward pass needs.

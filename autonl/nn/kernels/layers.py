@@ -12,7 +12,7 @@ from timm.layers import BatchNormAct2d
 from timm.models import register_notrace_module
 from torch import Tensor, nn
 
-from autonl.nn.kernels import DTYPES, can_run, is_plain, known_norm, readable
+from autonl.nn.kernels import DTYPES, can_run, is_plain, known_norm, readable, weight_of
 from autonl.nn.light_nonlocal import LightNL
 
 ACTIVATIONS = {nn.SiLU: "silu", nn.ReLU: "relu", nn.ReLU6: "relu6", nn.Identity: "identity"}
@@ -64,17 +64,17 @@ class FusedDepthwise(nn.Conv2d):
             return super().forward(x)
         from autonl.nn.kernels.depthwise_passes import depthwise
 
-        return depthwise(x.to(dtype_of(x)), self.weight, self.stride[0])
+        return depthwise(x.to(dtype_of(x)), weight_of(self), self.stride[0])
 
     def takes(self, x: Tensor) -> bool:
         """Whether the kernels can stand in: never where F.conv2d would refuse."""
-        weight = self.weight
-        if x.dtype != weight.dtype and not torch.is_autocast_enabled("cuda"):
+        weight = weight_of(self)
+        if weight is None or (x.dtype != weight.dtype and not torch.is_autocast_enabled("cuda")):
             return False
         if not can_take(x, dtype_of(x)) or x.dtype not in DTYPES or weight.dtype not in DTYPES:
             return False  # autocast leaves float64 as it is
         # folding a BN gives a bias
-        return x.shape[1] == self.in_channels and self.bias is None and readable(weight, x)
+        return x.shape[1] == self.in_channels and self._parameters.get("bias") is None and readable(weight, x)
 
 
 @register_notrace_module
@@ -84,11 +84,11 @@ class FusedNormAct(BatchNormAct2d):
             return super().forward(x)
         from autonl.nn.kernels.norm_act_passes import norm_act
 
-        return norm_act(x, self, ACTIVATIONS[type(self.act)])
+        return norm_act(x, self, ACTIVATIONS[type(self._modules["act"])])
 
     def takes(self, x: Tensor) -> bool:
         """Whether the kernels can stand in, for training."""
-        if not self.training or type(self.act) not in ACTIVATIONS or not can_take(x, x.dtype):
+        if not self.training or type(self._modules["act"]) not in ACTIVATIONS or not can_take(x, x.dtype):
             return False
         # a load is of eight channels; rows of channels are counted in 32 bits
         return x.shape[1] % 8 == 0 and x.numel() < 2**33 and known_norm(self, x)

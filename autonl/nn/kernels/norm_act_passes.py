@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from autonl.nn.kernels import norm_tensors
 from autonl.nn.kernels.norm_act import (
     moments,
     norm_act_input,
@@ -99,7 +101,7 @@ def training_plan(problem: Problem, momentum: float, kinds: tuple[Any, ...]) -> 
 
 def training(
     x: Tensor, gamma: Tensor, beta: Tensor, act: str, eps: float,
-    running: tuple[Tensor, Tensor, Tensor], momentum: float, run: Run = run_again,
+    running: Sequence[Tensor], momentum: float, run: Run = run_again,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """y, and (2, C) mean and biased variance.
 
@@ -147,12 +149,12 @@ def training_backward(
 
 def norm_act(x: Tensor, bn: nn.BatchNorm2d, act: str) -> Tensor:
     """In eager mode: under torch.compile its own kernels do the same."""
-    running: Any = (bn.running_mean, bn.running_var, bn.num_batches_tracked)
-    return Training.apply(x, bn.weight, bn.bias, Settings(running, bn.momentum or 0.0, act, bn.eps))
+    gamma, beta, *running = norm_tensors(bn)
+    return Training.apply(x, gamma, beta, Settings(running, bn.momentum or 0.0, act, bn.eps))
 
 
 class Settings(NamedTuple):
-    running: tuple[Tensor, Tensor, Tensor]
+    running: Sequence[Tensor]  # mean, variance, number of batches
     momentum: float
     act: str
     eps: float

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -9,13 +10,13 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.library import triton_op
 
-from autonl.nn.kernels import is_plain, launch
+from autonl.nn.kernels import is_plain, launch, norm_tensors
 
 
 def inference(
     x: Tensor, weight: Tensor, bn: nn.BatchNorm2d, compact_chs: int, stride: int, energy_eps: float
 ) -> Tensor:
-    norm: Any = (bn.weight, bn.bias, bn.running_mean, bn.running_var)  # kernels.supported: none is None
+    norm: Any = norm_tensors(bn)[:4]  # kernels.supported: none is None
     if is_plain(x):
         return launch.inference(x, weight, norm, compact_chs, stride, bn.eps, energy_eps)
     return lightnl_inference(x, weight, *norm, compact_chs, stride, bn.eps, energy_eps)
@@ -23,12 +24,12 @@ def inference(
 
 def training(x: Tensor, weight: Tensor, bn: nn.BatchNorm2d, compact_chs: int, stride: int, energy_eps: float) -> Tensor:
     momentum = bn.momentum or 0.0
-    running: Any = (bn.running_mean, bn.running_var, bn.num_batches_tracked)
+    gamma, beta, *running = norm_tensors(bn)
     if is_plain(x):
         settings = Settings(running, momentum, compact_chs, stride, bn.eps, energy_eps)
-        return Training.apply(x, weight, bn.weight, bn.bias, settings)
+        return Training.apply(x, weight, gamma, beta, settings)
     # an operator with a gradient must not change its inputs: the running statistics move out here
-    z, _, _, statistics = lightnl_training(x, weight, bn.weight, bn.bias, compact_chs, stride, bn.eps, energy_eps)
+    z, _, _, statistics = lightnl_training(x, weight, gamma, beta, compact_chs, stride, bn.eps, energy_eps)
     count = x.shape[0] * x.shape[2] * x.shape[3]
     running_mean, running_variance, batches_tracked = running
     mean, variance = statistics.unbind()
@@ -42,7 +43,7 @@ def training(x: Tensor, weight: Tensor, bn: nn.BatchNorm2d, compact_chs: int, st
 class Settings(NamedTuple):
     """What is no tensor that gradients flow to. One argument: autograd looks at each."""
 
-    running: tuple[Tensor, Tensor, Tensor]
+    running: Sequence[Tensor]  # mean, variance, number of batches
     momentum: float
     compact_chs: int
     stride: int
