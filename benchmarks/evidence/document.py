@@ -27,7 +27,7 @@ from benchmarks.evidence.groups import (
     runs_to_show,
     verdict,
 )
-from benchmarks.evidence.jobs import FOUND, LARGER, LONGER, SUITES, WITHOUT
+from benchmarks.evidence.jobs import ALL_LAYERS, FOUND, LARGER, LONGER, SUITES, WITHOUT
 from benchmarks.evidence.tables import other_tables
 from benchmarks.evidence.words import CLAIMS, HEAD, SEARCH, SEGMENTATION, TITLES, TUNING, UNSEEN
 
@@ -115,8 +115,9 @@ def section(suite: str) -> list[str]:
     if suite == "search":
         told = what_random_networks_like(found["random"]) | around_the_search(found) | why_lightnl_is_not_shown(rows)
         lines += [SEARCH.format(exploding=runs_that_explode(found), **told)]
-    if suite == "kernels" and len(found) == 2:
-        lines += [f"- From smallest to largest, and kernels less plain: {overlap(found['kernels'], found['plain'])}."]
+    for name in ("kernels", ALL_LAYERS):
+        if suite == "kernels" and found.keys() >= {name, "plain"}:
+            lines += [f"- From smallest to largest, and {name} less plain: {overlap(found[name], found['plain'])}."]
     hardware = sorted({f"{row['gpu']}, torch {row['torch']}, timm {row['timm']}" for row in rows})
     lines += ["", f"{'; '.join(hardware)}.", ""]
     return lines
