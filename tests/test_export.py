@@ -233,7 +233,7 @@ def test_a_wrong_file_is_not_kept(tiny, tmp_path, monkeypatch):
 
     monkeypatch.setattr(export_run, "deploy", broken)
     (tmp_path / "out").mkdir()
-    with pytest.raises(ExportError, match=r"small.onnx: not kept: its logits differ"):
+    with pytest.raises(ExportError, match=r"small.onnx: not kept: an image's logits differ"):
         export(arch, Request("onnx", tmp_path / "out" / "small.onnx", count=2, weights=weights))
     assert list((tmp_path / "out").iterdir()) == []
 
@@ -260,9 +260,9 @@ def test_verdicts():
 
     verdict = judge(model, off, batch, 5, False)
     assert (verdict.images, verdict.agreement) == (2, 1.0)
-    assert verdict.difference == pytest.approx(1e-3, rel=1e-3)  # of the largest logit, 4
+    assert verdict.difference == pytest.approx(2e-3, rel=1e-3)  # of 2, the largest logit of the first image
     assert (verdict.score, verdict.file, verdict.network) == ("top-1", 50.0, 50.0)
-    assert "1.0e-03 of the largest" in verdict.problem(quantized=False)
+    assert "2.0e-03 of the largest" in verdict.problem(quantized=False)
     assert verdict.problem(quantized=True) is None
     swapped = judge(model, lambda images: images[:, ::-1], batch, 1, False)
     assert (swapped.images, swapped.agreement) == (1, 0.0)
@@ -281,6 +281,15 @@ def test_verdicts():
     cubed = nn.Sequential(LightNL(2), nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
     with pytest.raises(AutoNLError, match=r"on 1 of 1 images: LightNL grows .* autonl train --nl lightnl_energy$"):
         judge(cubed, lambda images: images[:, :, 0, 0], maps, 1, False)
+
+
+def test_an_image_that_explodes_hides_no_other():
+    """LightNL as published has such."""
+    batch = [(torch.tensor([[2.0, 1.0], [-1e30, 1e30]]), torch.tensor([0, 1]))]
+    right = judge(nn.Identity(), lambda images: images * 1.00001, batch, 2, False)
+    assert right.problem(quantized=False) is None
+    swapped = judge(nn.Identity(), lambda images: images if images.max() > 9 else images[:, ::-1], batch, 2, False)
+    assert (swapped.difference, swapped.agreement) == (0.5, 0.5)
 
 
 def test_verdicts_on_pixels():
