@@ -233,7 +233,7 @@ def test_a_wrong_file_is_not_kept(tiny, tmp_path, monkeypatch):
 
     monkeypatch.setattr(export_run, "deploy", broken)
     (tmp_path / "out").mkdir()
-    with pytest.raises(ExportError, match=r"small.onnx: not kept: an image's logits differ"):
+    with pytest.raises(ExportError, match=r"small.onnx: not kept: its logits differ"):
         export(arch, Request("onnx", tmp_path / "out" / "small.onnx", count=2, weights=weights))
     assert list((tmp_path / "out").iterdir()) == []
 
@@ -290,6 +290,14 @@ def test_an_image_that_explodes_hides_no_other():
     assert right.problem(quantized=False) is None
     swapped = judge(nn.Identity(), lambda images: images if images.max() > 9 else images[:, ::-1], batch, 2, False)
     assert (swapped.difference, swapped.agreement) == (0.5, 0.5)
+
+
+def test_a_quiet_image_has_the_rounding_of_the_others():
+    """By hand: 4e-5 beside logits of 4, 4 and 0.004."""
+    batch = [(torch.tensor([[4.0, 1.0], [-4.0, 1.0], [0.004, 0.003]]), torch.tensor([0, 1, 0]))]
+    verdict = judge(nn.Identity(), lambda images: images + np.float32(4e-5), batch, 3, False)
+    assert verdict.difference == pytest.approx(1e-5, rel=0.01)
+    assert verdict.problem(quantized=False) is None
 
 
 def test_verdicts_on_pixels():

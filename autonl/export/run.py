@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import importlib
 import os
 import platform
 import tempfile
@@ -10,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -88,7 +88,8 @@ def export(ref: Ref, request: Request) -> Exported:
         judged = write_and_judge(model, view, data, names, form, request, path)
         about = {"network": str(ref), "format": form.name, "custom_op": None} | about | asdict(judged)
         if request.custom_op:
-            built_for = f"{form.runtime} {version(form.runtime)}, {platform.machine()}"
+            release = importlib.import_module(form.runtime).__version__
+            built_for = f"{form.runtime} {release}, {platform.machine()}"
             about |= {"custom_op": library_of(path).name, "custom_op_built_for": built_for}
         write_companions(path, form, about, isinstance(model, Segmenter))
         parts = sorted(Path(folder).iterdir(), key=lambda part: (part == path, part.name))  # the file itself comes last

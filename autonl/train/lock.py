@@ -23,7 +23,7 @@ class Lock:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.path = folder / LOCK_FILE
+        self.path = (folder / LOCK_FILE).absolute()
         self.descriptor: int | None = None
 
     def take(self) -> bool:
@@ -31,7 +31,7 @@ class Lock:
         not let one be taken."""
         if not fcntl or self.descriptor is not None:
             return True
-        if self.path.resolve() in HELD:
+        if self.held_here():
             return False
         try:
             descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
@@ -45,6 +45,10 @@ class Lock:
         self.descriptor = descriptor
         HELD.add(self.path.resolve())
         return True
+
+    def held_here(self) -> bool:
+        """By another run of this process."""
+        return self.descriptor is None and self.path.resolve() in HELD
 
     def release(self) -> None:
         if self.descriptor is not None:

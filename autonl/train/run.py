@@ -126,8 +126,9 @@ def start(
 def refuse_locked(fabric: Fabric, folder: Path, lock: Lock) -> None:
     """The first process takes the lock for all of them."""
     if fabric.broadcast(fabric.is_global_zero and not lock.take()):
-        raise AutoNLError(f"{folder}: another process is writing this run; wait for its end, or choose another --out "
-                          f"(where its machine died and the lock stayed, remove {lock.path})")  # fmt: skip
+        who = "another run of this process" if lock.held_here() else "another process"
+        stale = "" if lock.held_here() else f" (where its machine died and the lock stayed, remove {lock.path})"
+        raise AutoNLError(f"{folder}: {who} is writing this run; wait for its end, or choose another --out{stale}")
 
 
 def run_files(folder: Path) -> frozenset[str]:

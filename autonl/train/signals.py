@@ -18,7 +18,9 @@ class StopRequest:
 
     def __enter__(self) -> StopRequest:
         if threading.current_thread() is threading.main_thread():  # Python allows handlers nowhere else
-            self._handlers = {number: signal.signal(number, self._note) for number in self.SIGNALS}
+            # who was told to ignore one, in the background of a script for one, goes on to
+            heard = [number for number in self.SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+            self._handlers = {number: signal.signal(number, self._note) for number in heard}
         return self
 
     def __exit__(

@@ -314,6 +314,10 @@ def test_a_second_run_of_the_same_process_neither_gets_nor_frees_the_lock(tmp_pa
     assert not second.take()
     second.release()
     assert not another_could_take(tmp_path)
+    with pytest.raises(
+        AutoNLError, match="another run of this process is writing this run; wait for its end, or choose"
+    ):
+        train_small("digits", tmp_path)
     first.release()
     assert another_could_take(tmp_path)
     assert second.take()

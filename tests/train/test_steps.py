@@ -195,6 +195,20 @@ def test_a_signal_that_comes_while_the_processes_agree_is_not_lost(tmp_path):
     assert stop.signal == signal.SIGTERM
 
 
+def test_who_ignores_a_signal_is_not_stopped_by_it():
+    """A script's `autonl train ... &`."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with StopRequest() as stop:
+            signal.raise_signal(signal.SIGINT)
+            assert stop.signal is None
+            signal.raise_signal(signal.SIGTERM)
+            assert stop.signal == signal.SIGTERM
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def test_weight_decay_is_added_to_the_gradient(tmp_path):
     task, _ = follow(tmp_path, [0.5], ["schedule.epochs=1", "schedule.warmup_epochs=0", "optim.weight_decay=0.1"])
     gradient = 0.5 + 0.1 * 1.0

@@ -65,8 +65,8 @@ def can_run(x: Tensor, dtype: torch.dtype) -> bool:
 
 
 def norm_tensors(bn: nn.Module) -> tuple[Any, ...]:
-    """gamma and beta, running mean and variance, number of batches: None for one that pruning, say, has made another
-    thing of. As attributes they take twenty times as long to find, where launches are what a GPU waits for."""
+    """gamma and beta, running mean and variance, number of batches: None for one that pruning or nn.DataParallel has
+    made another thing of. As attributes they take twenty times as long to find, and a GPU waits for launches."""
     parameters, buffers = bn._parameters, bn._buffers
     running = buffers.get("running_mean"), buffers.get("running_var"), buffers.get("num_batches_tracked")
     return parameters.get("weight"), parameters.get("bias"), *running

@@ -74,7 +74,7 @@ class FusedDepthwise(nn.Conv2d):
         if not can_take(x, dtype_of(x)) or x.dtype not in DTYPES or weight.dtype not in DTYPES:
             return False  # autocast leaves float64 as it is
         # folding a BN gives a bias
-        return x.shape[1] == self.in_channels and self._parameters.get("bias") is None and readable(weight, x)
+        return x.shape[1] == self.in_channels and self._parameters.get("bias", weight) is None and readable(weight, x)
 
 
 @register_notrace_module
