@@ -13,13 +13,12 @@ import torch
 from torch import nn
 
 from autonl.errors import AutoNLError, refuse, refuse_name
-from autonl.export.custom_op import has_custom_op
+from autonl.export.custom_op import has_custom_op, has_lightnl
 from autonl.export.deploy import deploy
 from autonl.export.formats import RUNTIMES as FORMATS_OF
 from autonl.export.formats import WITH_CUSTOM_OP, open_format, subdued
 from autonl.export.timing import Run, Timing, interleaved, run_eager
 from autonl.models import Ref, create_model
-from autonl.nn.light_nonlocal import LightNL
 
 RUNTIMES = ("torch", *FORMATS_OF)
 Shape = tuple[int, int, int]  # channels, height, width of what goes in
@@ -41,8 +40,7 @@ def time_networks(
         allowed = [name for name, form in FORMATS_OF.items() if form in WITH_CUSTOM_OP]
         refuse("--custom-op", runtime, f"a custom operator with --runtime {' or '.join(allowed)}")
     networks: dict[str, Any] = {str(ref): create_model(ref) for ref in refs}
-    blocks = (block for network in networks.values() for block in network.modules())
-    if custom_op and not any(isinstance(block, LightNL) for block in blocks):
+    if custom_op and not any(has_lightnl(network) for network in networks.values()):
         raise AutoNLError("--custom-op: is for LightNL, which none of these networks has; leave it out")
     shapes = {name: model.pretrained_cfg["input_size"] for name, model in networks.items()}
     sizes = {name: resolution or (height, width) for name, (_, height, width) in shapes.items()}

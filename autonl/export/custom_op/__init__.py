@@ -95,6 +95,11 @@ def library_of(path: Path) -> Path:
     return path.absolute().with_name(f"{path.name}.so")
 
 
+def has_lightnl(network: nn.Module) -> bool:
+    """Whether the operator has something to do, in a network that is not in deploy form yet."""
+    return any(isinstance(module, LightNL) for module in network.modules())
+
+
 def has_custom_op(network: nn.Module) -> bool:
     return any(isinstance(module, CustomLightNL) for module in network.modules())
 
