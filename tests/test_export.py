@@ -19,7 +19,7 @@ from autonl.export import run as export_run
 from autonl.export.companions import numbered_classes
 from autonl.export.deploy import LAYOUTS, DeployedLightNL, deploy
 from autonl.export.formats import FORMATS, open_format
-from autonl.export.judge import Verdict, judge, made_images, parts_of, up_to
+from autonl.export.judge import Verdict, judge, made_images, parts_of, scales, up_to
 from autonl.export.run import ExportError, Request, export
 from autonl.nn.light_nonlocal import LightNL
 from autonl.weights import read_weights
@@ -290,6 +290,13 @@ def test_an_image_that_explodes_hides_no_other():
     assert right.problem(quantized=False) is None
     swapped = judge(nn.Identity(), lambda images: images if images.max() > 9 else images[:, ::-1], batch, 2, False)
     assert (swapped.difference, swapped.agreement) == (0.5, 0.5)
+
+
+def test_what_logits_are_measured_by():
+    """By hand: of ten images nine stay below 9, of two the smaller counts; all zeros differ by what they differ."""
+    assert scales(np.array([1.0, 2, 3, 4, 5, 6, 7, 8, 9, 1e30])).tolist() == [9.0] * 9 + [1e30]
+    assert scales(np.array([1e30, 2.0])).tolist() == [1e30, 2]
+    assert scales(np.zeros(3)).tolist() == [1, 1, 1]
 
 
 def test_a_quiet_image_has_the_rounding_of_the_others():
