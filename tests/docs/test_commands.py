@@ -52,7 +52,7 @@ EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["option
 # what the reader puts in
 MEANT = {
     "DIR": "flowers", "VOC_ROOT": "voc", "NAME": "autonl_l", "REF": "runs/trained", "IMAGE": "photo.jpg",
-    "SUITE": "gain", "RUN": "runs/searched", "FILE": "runs/trained/best.safetensors",
+    "SUITE": "gain", "RUN": "runs/searched",
 }  # fmt: skip
 
 FEWER = {"measure": ["--rounds", "1", "--space", "digits", "--width", "0.25"]}  # of the space that SMALL searches
