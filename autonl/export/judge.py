@@ -57,9 +57,8 @@ def judge(model: nn.Module, running: Running, batches: Iterable[Batch], most: in
     """The network and the file on up to `most` images; with a dynamic batch, the file in batches of 1, 2 and 3."""
     images, classes, lost = 0, 0, 0
     largest, apart = [np.zeros(0)], [np.zeros(0)]  # of an image's logits, and of what they differ by
-    gaps: list[
-        tuple[np.ndarray, np.ndarray]
-    ] = []  # images that differ in class, and by how much the network wants its own
+    # where classes differ: the image, and what the network gives its own more than the file's
+    gaps: list[tuple[np.ndarray, np.ndarray]] = []
     scores: dict[str, Top1 | MIoU] = {}
     for pictures, answers in up_to(batches, most):
         with torch.no_grad():
