@@ -26,7 +26,7 @@ from autonl.nn.kernels.layers import ACTIVATIONS, FusedDepthwise, FusedNormAct, 
 from benchmarks import RESULTS, compile_ahead, graph_us, require_cuda, write_rows
 from benchmarks.lightnl import BANDWIDTH
 
-TIMES = ("floor", "torch", "ours", "torch_back", "ours_back")
+TIMES = ("floor", "plain", "ours", "plain_back", "ours_back")
 Layer = tuple[Any, ...]  # kind, channels, size, then kernel and stride, or activation
 
 
@@ -66,8 +66,8 @@ def depthwise_passes(
     pairs = [(maps(batch, chs, size), maps(batch, chs, -(-size // stride))) for _ in range(2)]
     rest = (None, [stride] * 2, [kernel // 2] * 2, [1, 1], False, [0, 0], chs, [True, True, False])
     if choice is None:
-        yield "torch", lambda pair: F.conv2d(pair[0], narrow, None, stride, kernel // 2, groups=chs), pairs
-        yield "torch_back", lambda pair: torch.ops.aten.convolution_backward(pair[1], pair[0], narrow, *rest), pairs
+        yield "plain", lambda pair: F.conv2d(pair[0], narrow, None, stride, kernel // 2, groups=chs), pairs
+        yield "plain_back", lambda pair: torch.ops.aten.convolution_backward(pair[1], pair[0], narrow, *rest), pairs
     run = depthwise_passes.run_again
     yield "ours", lambda pair: depthwise_passes.forward(pair[0], weight, stride, run, choice), pairs
     yield "ours_back", lambda pair: depthwise_passes.backward(*pair, weight, stride, run, choice), pairs
@@ -84,17 +84,17 @@ def norm_passes(
     variance, count = torch.ones(chs, device="cuda"), torch.zeros((), device="cuda", dtype=torch.int64)
     pairs = [(maps(batch, chs, size), maps(batch, chs, size)) for _ in range(2)]
 
-    def torch_forward(pair: Any) -> Tensor:
+    def plain_forward(pair: Any) -> Tensor:
         return function(F.batch_norm(pair[0], mean, variance, gamma, beta, True, 0.1, 1e-3))
 
-    def torch_step(pair: Any) -> Any:
+    def plain_step(pair: Any) -> Any:
         x = pair[0].detach().requires_grad_()
         y = function(F.batch_norm(x, mean, variance, gamma_leaf, beta_leaf, True, 0.1, 1e-3))
         return torch.autograd.grad(y, (x, gamma_leaf, beta_leaf), pair[1])
 
     gamma_leaf, beta_leaf = (t.clone().requires_grad_() for t in (gamma, beta))
-    yield "torch", torch_forward, pairs
-    yield "torch_step", torch_step, pairs
+    yield "plain", plain_forward, pairs
+    yield "plain_step", plain_step, pairs
     running, known = (mean, variance, count), (act, 1e-3)
     _, statistics = norm_act_passes.training(pairs[0][0], gamma, beta, *known, running, 0.1)
     yield "ours", lambda pair: norm_act_passes.training(pair[0], gamma, beta, *known, running, 0.1), pairs
@@ -141,8 +141,8 @@ def time_layer(batch: int, layer: Layer) -> dict[str, Any]:
     kind, *shape = layer
     passes = depthwise_passes(batch, *shape) if kind == "depthwise" else norm_passes(batch, *shape)
     times = {name: round(graph_us(function, inputs), 1) for name, function, inputs in passes}
-    if "torch_step" in times:
-        times["torch_back"] = round(times["torch_step"] - times["torch"], 1)
+    if "plain_step" in times:
+        times["plain_back"] = round(times["plain_step"] - times["plain"], 1)
     names = ("layer", "channels", "map", "kernel", "stride")
     times["floor"] = round(floor_us(batch, layer), 1)
     return dict(zip(names, layer, strict=True)) | {name: times[name] for name in TIMES}
