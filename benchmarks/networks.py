@@ -30,7 +30,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from autonl.models import create_model
-from autonl.nn.kernels.layers import use_kernels, use_layer_kernels
+from autonl.nn.kernels.layers import use_kernels, use_lightnl_kernels
 from autonl.nn.light_nonlocal import LightNL
 from benchmarks import (
     RESULTS,
@@ -80,10 +80,10 @@ def build(ref: str, variant: str) -> nn.Module:
                 nn.init.ones_(block.bn.weight)  # as after training: at zero, the branch would be all zeros
                 if variant.startswith("bare"):
                     setattr(parent, name, nn.Identity())
-    if variant in ("kernels", "layers"):
+    if variant == "kernels":
+        use_lightnl_kernels(model)
+    elif variant.endswith("layers"):
         use_kernels(model)
-    if variant.endswith("layers"):
-        use_layer_kernels(model)
     return model
 
 

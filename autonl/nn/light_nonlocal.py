@@ -134,10 +134,14 @@ class LightNL(nn.Module):
             members: Any = self._modules  # as attributes they are slow to find
             depthwise, bn = members["depthwise"], members["bn"]
             if kernels.supported(x, depthwise, bn, self.compact_chs):
-                energy_eps = EPSILON if self.energy else 0.0
-                return kernels.lightnl(x, depthwise, bn, self.compact_chs, self.stride, energy_eps)
+                return kernels.lightnl(x, depthwise, bn, self.compact_chs, self.stride, self.energy_eps)
         y = compact_nonlocal(x, self.compact_chs, self.stride, self.order, self.energy)  # (N, C, H, W)
         return self.bn(self.depthwise(y)) + x
+
+    @property
+    def energy_eps(self) -> float:
+        """What is added to the energy that y is divided by; 0: y is not divided."""
+        return EPSILON if self.energy else 0.0
 
     def order_at(self, height: int, width: int) -> Order:
         """The cheaper order on a map of that size."""

@@ -32,8 +32,7 @@ MAX_DEPTH = 4  # of settings inside settings: a damaged YAML file may contain it
 
 # settings that say where and how fast, not what: they may change when a run is resumed
 MAY_CHANGE = {"data.path", "data.workers", "data.max_corrupt", "data.evaluation_batch_size"} | {
-    f"loop.{name}"
-    for name in ("graph", "kernels", "layer_kernels", "log_steps", "checkpoint_epochs", "checkpoint_steps")
+    f"loop.{name}" for name in ("graph", "kernels", "log_steps", "checkpoint_epochs", "checkpoint_steps")
 }
 
 

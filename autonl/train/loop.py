@@ -17,14 +17,14 @@ from lightning.fabric.plugins.environments import TorchElasticEnvironment
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from timm.layers import convert_sync_batchnorm
 from timm.utils import ModelEmaV3
-from torch import nn
+from torch import Tensor, nn
 
 from autonl.data.loaders import EvaluationBatches, TrainingBatches
 from autonl.data.memory import Batch
 from autonl.data.order import Share, derive_seed
 from autonl.errors import AutoNLError
 from autonl.nn.kernels import missing_on
-from autonl.nn.kernels.layers import use_kernels, use_layer_kernels
+from autonl.nn.kernels.layers import use_layer_kernels, use_lightnl_kernels
 from autonl.train.bn import calibrate_bn, share_bn
 from autonl.train.config import LoopConfig
 from autonl.train.graphs import Graphed, can_be_recorded
@@ -130,20 +130,33 @@ class Loop:
             fabric.barrier()  # nobody may write a checkpoint while another process still reads
 
     def use_kernels(self, module: nn.Module) -> None:
-        """Those that the settings ask for; where the plain path is taken all the same, it is said."""
-        config, missing, shared = self.config, missing_on(self.fabric.device), self.fabric.world_size > 1
-        if config.kernels:
-            if reason := "they need a BN that is not shared" if shared else missing:
-                self.progress.say(f"loop.kernels: the plain path is taken here: {reason}")
-            else:
-                use_kernels(module)
-        if config.layer_kernels:
-            if reason := missing or (None if config.channels_last else "they need loop.channels_last=true"):
-                self.progress.say(f"loop.layer_kernels: the plain path is taken here: {reason}")
-            elif not self.task.keeps_layers:
-                use_layer_kernels(module)
-                if shared:
-                    self.progress.say("loop.layer_kernels: BN takes the plain path here: it is shared by processes")
+        """If they are asked for; what takes the plain path all the same is said."""
+        self.to_be_compiled = False
+        if not self.config.kernels:
+            return
+        if missing := missing_on(self.fabric.device):
+            self.progress.say(f"loop.kernels: the plain path is taken here: {missing}")
+            return
+        plain = []
+        if self.fabric.world_size > 1:
+            plain.append("LightNL and BN: processes share their BN")
+        else:
+            use_lightnl_kernels(module)
+        if not self.config.channels_last:
+            plain.append("all but LightNL: kernels need loop.channels_last=true")
+        elif not self.task.keeps_layers:
+            use_layer_kernels(module)
+        if plain:
+            self.progress.say(f"loop.kernels: the plain path is taken here by {', and by '.join(plain)}")
+        self.to_be_compiled = not self.config.compile
+
+    def compile_kernels(self, images: Tensor) -> None:
+        """Those that the network has, by all CPUs, before the first step needs one after the other."""
+        from autonl.nn.kernels.ahead import compile_kernels
+
+        self.to_be_compiled = False
+        with self.fabric.autocast():
+            compile_kernels(self.training.module, images, max(1, (os.cpu_count() or 1) // self.fabric.world_size))
 
     def run(self) -> Result:
         training, stop = self.training, StopRequest()
@@ -202,6 +215,8 @@ class Loop:
         rounds = []
         for turn in range(config.accumulate):
             batch = next(batches)
+            if self.to_be_compiled:
+                self.compile_kernels(batch[0])
             # dropout and the like: a function of the place in the run, so no generator state is kept
             torch.manual_seed(derive_seed("step", self.seed, training.step, turn, self.fabric.global_rank))
             with self.fabric.no_backward_sync(self.model, enabled=turn < config.accumulate - 1):

@@ -31,7 +31,7 @@ class Task:
     """
 
     monitor = "top1"  # the metric that says which epoch was the best; more is better
-    keeps_layers = False  # the module has to stay as it is, whatever loop.layer_kernels says
+    keeps_layers = False  # the module has to stay as it is, whatever loop.kernels says
     recorded = False  # `step` calls the model once, and nothing but its arguments changes it: see train/graphs.py
 
     def tunings(self, module: nn.Module, steps_per_epoch: int) -> list[Tuning]:

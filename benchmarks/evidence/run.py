@@ -88,8 +88,7 @@ def settings_of(job: Job, setup: Setup) -> list[str]:
 def train(job: Job, setup: Setup, folder: Path) -> dict[str, Any]:
     config = load_config(RECIPE, [f"seed={job.seed}", *settings_of(job, setup)])
     held_out = config.data.selection > 0  # tuning: judged by images kept from training
-    wanted = config.loop.kernels or config.loop.layer_kernels
-    if wanted and torch.cuda.is_available() and (reason := missing_on(torch.device("cuda"))):
+    if config.loop.kernels and torch.cuda.is_available() and (reason := missing_on(torch.device("cuda"))):
         raise SystemExit(f"{job.key}: not without the kernels: {reason}")  # it would be a row of the plain path
     network = network_of(job, setup)
     result = train_classifier(network, config, folder, resume=folder.exists(), command=setup.command)

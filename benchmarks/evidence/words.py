@@ -48,7 +48,7 @@ TITLES = {
     "widths": "Widths and very small settings",
     "budget": "At 60 % of the MACs",
     "ablation": "What the parts of the search bring (one run each, without trials)",
-    "kernels": "Do the kernels change where a training of 10 epochs ends?",
+    "kernels": "Do kernels, LightNL's alone or those of all layers, change where a training of 10 epochs ends?",
     "tuning": "How the recipe was chosen",
 }
 

@@ -300,7 +300,7 @@ def test_a_run_of_before_a_setting_of_speed_came_is_resumed(digit_folder, finish
     assert flat(to_dict(Config())).keys() >= MAY_CHANGE
     for name in (state.LAST, state.PREVIOUS):
         content = torch.load(finished / name, weights_only=True)
-        for setting in ("graph", "kernels", "layer_kernels"):
+        for setting in ("graph", "kernels"):
             content["about"]["config"]["loop"].pop(setting)
         torch.save(content, finished / name)
     assert "going on behind step 18" in resume_told(digit_folder, finished)[0]

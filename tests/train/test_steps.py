@@ -3,6 +3,7 @@
 import math
 import os
 import signal
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -340,11 +341,10 @@ class Heard(Progress):
 
 
 def test_kernels_that_cannot_be_used_are_told(digit_folder, tmp_path):
-    asked = {"kernels": True, "layer_kernels": True}
-    config, heard = small_config(digit_folder, schedule={"epochs": 1}, loop=asked), Heard()
+    config, heard = small_config(digit_folder, schedule={"epochs": 1}, loop={"kernels": True}), Heard()
     result = train_classifier(NETWORK, config, tmp_path / "run", where=ON_CPU, progress=lambda: heard)
     assert kernels_in(result.module) == (0, 0)
-    said = [f"loop.{name}: the plain path is taken here: they need a CUDA GPU" for name in asked]
+    said = ["loop.kernels: the plain path is taken here: they need a CUDA GPU"]
     assert [message for message in heard.said if "kernels" in message] == said
 
 
@@ -358,14 +358,12 @@ def kernels_in(network):
     ("settings", "lightnl", "layers", "said"),
     [
         ({}, False, False, []),
-        ({"kernels": True}, True, False, []),
-        ({"layer_kernels": True}, False, True, []),
-        ({"kernels": True, "layer_kernels": True}, True, True, []),
+        ({"kernels": True}, True, True, []),
         (
-            {"kernels": True, "layer_kernels": True, "channels_last": False},
+            {"kernels": True, "channels_last": False},
             True,
             False,
-            ["loop.layer_kernels: the plain path is taken here: they need loop.channels_last=true"],
+            ["loop.kernels: the plain path is taken here by all but LightNL: kernels need loop.channels_last=true"],
         ),
     ],
 )
@@ -378,19 +376,30 @@ def test_kernels_are_asked_for_by_settings(tmp_path, monkeypatch, settings, ligh
     assert (found[0] > 0, found[1] > 0, heard.said) == (lightnl, layers, said)
 
 
+def test_kernels_are_compiled_before_the_first_step(digit_folder, tmp_path, monkeypatch):
+    monkeypatch.setattr("autonl.train.loop.missing_on", lambda device: None)
+    calls = []
+
+    def compile_kernels(network, images, threads):
+        calls.append((kernels_in(network)[0] > 0, tuple(images.shape), threads > 0))
+
+    monkeypatch.setitem(sys.modules, "autonl.nn.kernels.ahead", SimpleNamespace(compile_kernels=compile_kernels))
+    for kernels in (False, True):
+        config = small_config(digit_folder, schedule={"epochs": 1}, loop={"kernels": kernels})
+        train_classifier(NETWORK, config, tmp_path / str(kernels), where=ON_CPU)
+    assert calls == [(True, (8, 3, 32, 32), True)]  # a round of two
+
+
 def test_kernels_of_several_processes(monkeypatch):
     """LightNL's and BN's count the images of one; a depthwise convolution does not ask."""
     monkeypatch.setattr("autonl.train.loop.missing_on", lambda device: None)
     network, heard = create_model(NETWORK), Heard()
-    config = LoopConfig(kernels=True, layer_kernels=True)
+    config = LoopConfig(kernels=True)
     fabric = SimpleNamespace(device=torch.device("cuda"), world_size=2)
     Loop.use_kernels(SimpleNamespace(config=config, fabric=fabric, progress=heard, task=Task()), network)
     assert kernels_in(network)[0] == 0
     assert kernels_in(network)[1] > 0
-    assert heard.said == [
-        "loop.kernels: the plain path is taken here: they need a BN that is not shared",
-        "loop.layer_kernels: BN takes the plain path here: it is shared by processes",
-    ]
+    assert heard.said == ["loop.kernels: the plain path is taken here by LightNL and BN: processes share their BN"]
 
 
 class Keeping(Follow):
@@ -400,6 +409,6 @@ class Keeping(Follow):
 def test_a_search_keeps_the_layers_of_its_supernet(tmp_path, monkeypatch):
     monkeypatch.setattr("autonl.train.loop.missing_on", lambda device: None)
     network = create_model(NETWORK)
-    looped(tmp_path, Numbers([1.0]), [], Keeping, module=network, layer_kernels=True)
-    assert kernels_in(network) == (0, 0)
+    looped(tmp_path, Numbers([1.0]), [], Keeping, module=network, kernels=True)
+    assert kernels_in(network)[1] == 0
     assert Search.keeps_layers

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from autonl.errors import AutoNLError
-from autonl.nn.light_nonlocal import EPSILON, LightNL
+from autonl.nn.light_nonlocal import LightNL
 
 SOURCES = Path(__file__).parent
 NAME = "LightNL"  # in the domain autonl
@@ -59,7 +59,7 @@ class CustomLightNL(nn.Module):
 
     def __init__(self, block: LightNL, size: tuple[int, int]) -> None:
         super().__init__()
-        self.known = (*size, block.compact_chs, block.stride, EPSILON if block.energy else 0.0)
+        self.known = (*size, block.compact_chs, block.stride, block.energy_eps)
         depthwise: Any = fuse_conv_bn_eval(block.depthwise, block.bn)
         self.register_buffer("taps", depthwise.weight.detach().flatten(1).t().contiguous())  # (9, C)
         self.register_buffer("bias", depthwise.bias.detach().clone())

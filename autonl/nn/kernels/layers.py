@@ -1,8 +1,7 @@
-"""A network's layers by kernels: LightNL by `use_kernels`, what is around it by `use_layer_kernels`, depthwise
-convolutions and, in training, BN with its activation.
+"""A network's layers by kernels: LightNL, around it depthwise convolutions and, in training, BN with its activation.
 
-The latter get another class, whose `forward` takes the kernels where they can be used: names, weights and copies stay
-as they are.
+Those around it get another class, whose `forward` takes the kernels where they can be used: names, weights and copies
+stay as they are.
 """
 
 from __future__ import annotations
@@ -19,14 +18,18 @@ ACTIVATIONS = {nn.SiLU: "silu", nn.ReLU: "relu", nn.ReLU6: "relu6", nn.Identity:
 
 
 def use_kernels(network: nn.Module) -> None:
-    """Let the kernels do every LightNL of a network, where they can."""
+    """Let the kernels do every layer that they know of a network, where they can."""
+    use_lightnl_kernels(network)
+    use_layer_kernels(network)
+
+
+def use_lightnl_kernels(network: nn.Module) -> None:
     for block in network.modules():
         if isinstance(block, LightNL):
             block.fused = True
 
 
 def use_layer_kernels(network: nn.Module) -> None:
-    """Let the kernels do the layers around LightNL, where they can."""
     inside = {layer for block in network.modules() if isinstance(block, LightNL) for layer in block.modules()}
     for layer in network.modules():
         if layer in inside:
