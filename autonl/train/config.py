@@ -65,7 +65,7 @@ class LoopConfig:
     channels_last: bool = True
     compile: bool = False  # torch.compile: pays on long runs, costs minutes at the start
     graph: bool = True  # record the passes as CUDA graphs where they can be: see train/graphs.py
-    kernels: bool = False  # kernels of ours on a GPU, in a search its trials': pays after minutes, see docs/speed.md
+    kernels: bool = False  # our own kernels on a GPU, in a search for its trials: see docs/speed.md for when it pays
     accumulate: int = 1  # rounds of forward and backward an optimiser step
     clip_norm: float | None = None  # largest norm of all gradients together
     ema: float | None = None  # decay of the average of the weights; None: no average

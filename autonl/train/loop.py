@@ -19,12 +19,12 @@ from timm.layers import convert_sync_batchnorm
 from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 
-from autonl.data.loaders import EvaluationBatches, TrainingBatches
+from autonl.data.loaders import EvaluationBatches, TrainingBatches, cpus
 from autonl.data.memory import Batch
 from autonl.data.order import Share, derive_seed
 from autonl.errors import AutoNLError
 from autonl.nn.kernels import missing_on
-from autonl.nn.kernels.layers import use_layer_kernels, use_lightnl_kernels
+from autonl.nn.kernels.layers import by_kernels, use_layer_kernels, use_lightnl_kernels
 from autonl.train.bn import calibrate_bn, share_bn
 from autonl.train.config import LoopConfig
 from autonl.train.graphs import Graphed, can_be_recorded
@@ -137,26 +137,31 @@ class Loop:
         if missing := missing_on(self.fabric.device):
             self.progress.say(f"loop.kernels: the plain path is taken here: {missing}")
             return
-        plain = []
-        if self.fabric.world_size > 1:
-            plain.append("LightNL and BN: processes share their BN")
+        shared, layers = self.fabric.world_size > 1, self.config.channels_last
+        if shared:
+            self.progress.say("loop.kernels: the plain path is taken here by LightNL and BN, which processes share")
         else:
             use_lightnl_kernels(module)
-        if not self.config.channels_last:
-            plain.append("all but LightNL: kernels need loop.channels_last=true")
+        if not layers:
+            others = "depthwise convolutions" if shared else "depthwise convolutions and BN"
+            self.progress.say(f"loop.kernels: those of {others} need loop.channels_last=true")
         elif not self.task.keeps_layers:
             use_layer_kernels(module)
-        if plain:
-            self.progress.say(f"loop.kernels: the plain path is taken here by {', and by '.join(plain)}")
-        self.to_be_compiled = not self.config.compile
+        self.to_be_compiled = not self.config.compile and any(map(by_kernels, module.modules()))
 
     def compile_kernels(self, images: Tensor) -> None:
         """Those that the network has, by all CPUs, before the first step needs one after the other."""
         from autonl.nn.kernels.ahead import compile_kernels
 
         self.to_be_compiled = False
-        with self.fabric.autocast():
-            compile_kernels(self.training.module, images, max(1, (os.cpu_count() or 1) // self.fabric.world_size))
+        self.progress.say("loop.kernels: compiling those that are not kept from before")
+        here = max(self.fabric.world_size // getattr(self.fabric.strategy, "num_nodes", 1), 1)
+        try:
+            with self.fabric.autocast():
+                compile_kernels(self.training.module, images, max(cpus() // here, 1))
+        except Exception as problem:  # a network that cannot be copied, or not run without memory, trains all the same
+            reason = f"{type(problem).__name__}: {problem}".splitlines()[0]
+            self.progress.say(f"loop.kernels: they are compiled one by one as they are needed: {reason}")
 
     def run(self) -> Result:
         training, stop = self.training, StopRequest()

@@ -115,9 +115,9 @@ def section(suite: str) -> list[str]:
     if suite == "search":
         told = what_random_networks_like(found["random"]) | around_the_search(found) | why_lightnl_is_not_shown(rows)
         lines += [SEARCH.format(exploding=runs_that_explode(found), **told)]
-    for name in ("kernels", ALL_LAYERS):
-        if suite == "kernels" and found.keys() >= {name, "plain"}:
-            lines += [f"- From smallest to largest, and {name} less plain: {overlap(found[name], found['plain'])}."]
+    for name, other in (("kernels", "plain"), (ALL_LAYERS, "plain"), (f"AutoNL-L, {ALL_LAYERS}", "AutoNL-L")):
+        if suite == "kernels" and found.keys() >= {name, other}:
+            lines += [f"- From smallest to largest, and {name} less {other}: {overlap(found[name], found[other])}."]
     hardware = sorted({f"{row['gpu']}, torch {row['torch']}, timm {row['timm']}" for row in rows})
     lines += ["", f"{'; '.join(hardware)}.", ""]
     return lines

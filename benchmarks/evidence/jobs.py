@@ -263,6 +263,8 @@ def kernels() -> list[Job]:
         3,
         trained(suite, "plain", "mobilenetv2_100+lightnl", settings=short),
         trained(suite, ALL_LAYERS, "mobilenetv2_100+lightnl", settings=(*short, "loop.kernels=true")),
+        trained(suite, "AutoNL-L", "autonl_l", settings=short),
+        trained(suite, f"AutoNL-L, {ALL_LAYERS}", "autonl_l", settings=(*short, "loop.kernels=true")),
     )
 
 

@@ -254,10 +254,7 @@ def test_what_torch_compile_normalises_is_batch_norm() -> None:
 
 def compile_only(planned: Any, *tensors: Tensor | None) -> Any:
     """A launch up to machine code, in place of running it."""
-    from autonl.nn.kernels.passes import FUSION
-
-    options = planned.constants | planned.options | planned.untraced | FUSION
-    compiled = planned.kernel.warmup(*tensors, *planned.scalars, grid=planned.grid, **options)
+    compiled = planned.kernel.warmup(*tensors, *planned.scalars, grid=planned.grid, **planned.named)
     assert compiled.asm["cubin"]
     assert compiled.metadata.shared <= 227 * 1024  # bytes that a program on a Hopper chip may have
     assert compiled.metadata.launch_pdl == ("launch_pdl" in planned.untraced)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import threading
+import time
 from collections import defaultdict
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,10 +16,11 @@ from torch import Tensor, nn
 
 from autonl.nn.kernels import norm_tensors
 from autonl.nn.kernels.layers import use_kernels
-from autonl.nn.light_nonlocal import LightNL
+from autonl.nn.light_nonlocal import EPSILON, LightNL
 from tests.nn.test_kernels import NEEDS_TRITON, hopper
 
 __all__ = ["hopper"]  # a fixture
+IMAGES = torch.zeros(2, 3, 11, 12)
 
 
 def some_network() -> nn.Sequential:
@@ -29,81 +33,206 @@ def some_network() -> nn.Sequential:
 
 
 @pytest.fixture
-def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the kernels that Triton is asked to compile from now on, whatever it has compiled before."""
+def network() -> nn.Sequential:
+    network = some_network().to(memory_format=torch.channels_last)
+    use_kernels(network)
+    return network
+
+
+@pytest.fixture
+def compiled(hopper: None, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the kernels that Triton is asked to compile from now on, whatever it has compiled before. None is
+    launched."""
     from triton import JITFunction
 
-    from autonl.nn.kernels import backward, depthwise, forward, gathered, gathered_backward, norm_act, passes
+    from autonl.nn.kernels import passes
 
     monkeypatch.setattr(passes, "can_overlap", lambda: True)
-    for module in (backward, depthwise, forward, gathered, gathered_backward, norm_act):
-        for kernel in vars(module).values():
-            if isinstance(kernel, JITFunction):
-                monkeypatch.setattr(kernel, "device_caches", defaultdict(kernel.create_binder))
+    for kernel in list_of_kernels():
+        monkeypatch.setattr(kernel, "device_caches", defaultdict(kernel.create_binder))
     names: list[str] = []
-    compile_one = JITFunction._do_compile
+    compile_one, run_one = JITFunction._do_compile, JITFunction.run
 
     def record(kernel: Any, *arguments: Any) -> Any:
         names.append(kernel.fn.__name__)
         return compile_one(kernel, *arguments)
 
+    def run(kernel: Any, *arguments: Any, warmup: bool, **named: Any) -> Any:
+        return run_one(kernel, *arguments, warmup=True, **named)
+
     monkeypatch.setattr(JITFunction, "_do_compile", record)
+    monkeypatch.setattr(JITFunction, "run", run)
     return names
 
 
-def launch_like(planned: Any, *tensors: Tensor | None) -> None:
-    """As `passes.run_bound` asks Triton for a kernel, but for the launch."""
-    from autonl.nn.kernels.passes import FUSION
+@pytest.fixture
+def autocast() -> Iterator[Any]:
+    """As on a GPU."""
+    before = torch.get_autocast_dtype("cuda"), torch.is_autocast_enabled("cuda")
 
-    options = planned.constants | planned.options | planned.untraced | FUSION
-    planned.kernel.warmup(*tensors, *planned.scalars, grid=planned.grid, **options)
+    def to(dtype: torch.dtype) -> None:
+        torch.set_autocast_dtype("cuda", dtype)
+        torch.set_autocast_enabled("cuda", dtype != torch.float32)
+
+    yield to
+    torch.set_autocast_dtype("cuda", before[0])
+    torch.set_autocast_enabled("cuda", before[1])
+
+
+def train_and_evaluate(network: nn.Sequential, dtype: torch.dtype, layout: torch.memory_format) -> None:
+    """The passes of its layers over maps in memory, as a GPU's first step has them launched."""
+    from autonl.nn.kernels import depthwise_passes, launch, norm_act_passes
+    from autonl.nn.kernels.passes import run_bound
+
+    def maps(*size: int) -> Tensor:
+        return torch.zeros(2, 40, *size).to(dtype, memory_format=layout)
+
+    _, norm, conv, block = network
+    if layout == torch.channels_last:
+        x = maps(11, 12)
+        y = depthwise_passes.forward(x, conv.weight, 2, run_bound)
+        depthwise_passes.backward(x, y, conv.weight, 2, run_bound)
+        gamma, beta, *running = norm_tensors(norm)
+        known: Any = "silu", norm.eps
+        _, statistics = norm_act_passes.training(x, gamma, beta, *known, running, norm.momentum, run_bound)
+        norm_act_passes.training_backward(x, x, gamma, beta, statistics, *known, run_bound)
+    x, weight, (gamma, beta, *running) = maps(6, 6), block.depthwise.weight, norm_tensors(block.bn)
+    known = 10, 1, block.bn.eps, EPSILON
+    launch.inference(x, weight, (gamma, beta, *running[:2]), *known, run_bound)
+    _, saved = launch.training(x, weight, gamma, beta, *known, running, block.bn.momentum, run_bound)
+    launch.training_backward(x, saved, *known[1:], run_bound)
 
 
 @NEEDS_TRITON
-@pytest.mark.usefixtures("hopper")
 @pytest.mark.parametrize(
     # 6 of BN, 5 of the convolution, 7 of LightNL in training, and in 16 bits another in inference
-    ("precision", "count"),
-    [("bfloat16", 19), ("float32", 18)],
+    ("dtype", "count"),
+    [(torch.bfloat16, 19), (torch.float32, 18)],
 )
 def test_a_training_finds_its_kernels_compiled(
-    precision: str, count: int, compiled: list[str], monkeypatch: pytest.MonkeyPatch
+    dtype: torch.dtype, count: int, network: nn.Sequential, compiled: list[str], autocast: Any
 ) -> None:
-    from autonl.nn.kernels import depthwise_passes, launch, norm_act_passes
     from autonl.nn.kernels.ahead import compile_kernels
 
-    network = some_network().to(memory_format=torch.channels_last)
-    use_kernels(network)
+    met: list[torch.device] = []
+    network.register_forward_hook(lambda _, inputs, output: met.append(output.device))
     before = copy.deepcopy(network.state_dict())
-    dtype = getattr(torch, precision)
-    monkeypatch.setattr("autonl.nn.kernels.ahead.dtype_of", lambda images: dtype)  # under autocast or not
-    compile_kernels(network, torch.zeros(2, 3, 11, 12), threads=2)
+    autocast(dtype)
+    compile_kernels(network, IMAGES, threads=2)
     assert len(set(compiled)) == count
+    assert met == []
     assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
     assert not any(layer._forward_pre_hooks for layer in network.modules())
 
     compiled.clear()
-    _, norm, conv, block = network
-    large, small = (
-        torch.zeros(2, 40, *size).to(dtype, memory_format=torch.channels_last) for size in ((11, 12), (6, 6))
-    )
-    y = depthwise_passes.forward(large, conv.weight, 2, launch_like)
-    depthwise_passes.backward(large, y, conv.weight, 2, launch_like)
-    gamma, beta, *running = norm_tensors(norm)
-    known: Any = "silu", norm.eps
-    _, statistics = norm_act_passes.training(large, gamma, beta, *known, running, norm.momentum, launch_like)
-    norm_act_passes.training_backward(large, large, gamma, beta, statistics, *known, launch_like)
-    weight, (gamma, beta, *running) = block.depthwise.weight, norm_tensors(block.bn)
-    known = 10, 1, block.bn.eps, 1e-6
-    launch.inference(small, weight, (gamma, beta, *running[:2]), *known, launch_like)
-    _, saved = launch.training(small, weight, gamma, beta, *known, running, block.bn.momentum, launch_like)
-    launch.training_backward(small, saved, *known[1:], launch_like)
+    train_and_evaluate(network, dtype, torch.channels_last)
     assert compiled == []
+
+
+@NEEDS_TRITON
+def test_kernels_are_compiled_side_by_side(
+    network: nn.Sequential, compiled: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """18 of them: each waits for another to be under way."""
+    import triton.compiler
+
+    from autonl.nn.kernels.ahead import compile_kernels
+
+    both, compile_one = threading.Barrier(2), triton.compiler.compile
+
+    def meet(*arguments: Any, **named: Any) -> Any:
+        both.wait(timeout=60)
+        return compile_one(*arguments, **named)
+
+    monkeypatch.setattr(triton.compiler, "compile", meet)
+    compile_kernels(network, IMAGES, threads=2)
+    assert not both.broken
+
+
+@NEEDS_TRITON
+@pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format])
+def test_maps_have_the_layout_of_images_or_weights(layout: torch.memory_format, compiled: list[str]) -> None:
+    from autonl.nn.kernels.ahead import compile_kernels
+
+    network = some_network()
+    network[3].fused = True
+    compile_kernels(network, IMAGES.contiguous(memory_format=layout), threads=2)
+    assert len(set(compiled)) == 7
+    compiled.clear()
+    train_and_evaluate(network, torch.float32, torch.contiguous_format)
+    assert (compiled == []) == (layout == torch.contiguous_format)
+
+
+@NEEDS_TRITON
+def test_a_kernel_that_does_not_compile_fails_where_it_is_used(
+    network: nn.Sequential, compiled: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import triton.compiler
+
+    from autonl.nn.kernels.ahead import compile_kernels
+
+    compile_one = triton.compiler.compile
+
+    def refuse(source: Any, *arguments: Any, **named: Any) -> Any:
+        if source.fn.__name__ == "moments":
+            raise RuntimeError("no moments")
+        return compile_one(source, *arguments, **named)
+
+    monkeypatch.setattr(triton.compiler, "compile", refuse)
+    compile_kernels(network, IMAGES, threads=2)
+    compiled.clear()
+    with pytest.raises(RuntimeError, match="no moments"):
+        train_and_evaluate(network, torch.float32, torch.channels_last)
+    assert compiled == ["moments"]
+
+
+@NEEDS_TRITON
+def test_ctrl_c_ends_the_wait_and_leaves_triton_as_it_was(
+    network: nn.Sequential, compiled: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import triton.compiler
+
+    from autonl.nn.kernels import ahead
+
+    started: list[str] = []
+
+    def slow(source: Any, *_: Any, **__: Any) -> Any:
+        started.append(source.fn.__name__)
+        time.sleep(0.1)
+        raise RuntimeError("of a kernel")
+
+    class Interrupted(ahead.ThreadPoolExecutor):
+        def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+            if not cancel_futures:
+                raise KeyboardInterrupt
+            super().shutdown(wait, cancel_futures=cancel_futures)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(triton.compiler, "compile", slow)
+        patch.setattr(ahead, "ThreadPoolExecutor", Interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            ahead.compile_kernels(network, IMAGES, threads=1)
+        assert len(started) == 1  # all others were never begun
+        for kernel in list_of_kernels():
+            kernel.device_caches.clear()  # they hold on to the slow compiler
+    ahead.compile_kernels(network, IMAGES, threads=2)
+    compiled.clear()
+    train_and_evaluate(network, torch.float32, torch.channels_last)
+    assert compiled == []
+
+
+def list_of_kernels() -> list[Any]:
+    from triton import JITFunction
+
+    from autonl.nn.kernels import backward, depthwise, forward, gathered, gathered_backward, norm_act
+
+    modules = (backward, depthwise, forward, gathered, gathered_backward, norm_act)
+    return [kernel for module in modules for kernel in vars(module).values() if isinstance(kernel, JITFunction)]
 
 
 @NEEDS_TRITON
 def test_nothing_is_compiled_for_networks_without_kernels(compiled: list[str]) -> None:
     from autonl.nn.kernels.ahead import compile_kernels
 
-    compile_kernels(some_network(), torch.zeros(2, 3, 11, 12))
+    compile_kernels(some_network(), IMAGES)
     assert compiled == []

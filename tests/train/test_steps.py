@@ -363,7 +363,7 @@ def kernels_in(network):
             {"kernels": True, "channels_last": False},
             True,
             False,
-            ["loop.kernels: the plain path is taken here by all but LightNL: kernels need loop.channels_last=true"],
+            ["loop.kernels: those of depthwise convolutions and BN need loop.channels_last=true"],
         ),
     ],
 )
@@ -381,13 +381,42 @@ def test_kernels_are_compiled_before_the_first_step(digit_folder, tmp_path, monk
     calls = []
 
     def compile_kernels(network, images, threads):
-        calls.append((kernels_in(network)[0] > 0, tuple(images.shape), threads > 0))
+        calls.append((kernels_in(network)[0] > 0, tuple(images.shape), threads > 0, torch.is_autocast_enabled("cpu")))
 
+    def step(task, *inputs):
+        calls.append("step")
+        return take_step(task, *inputs)
+
+    take_step = Classification.step
+    monkeypatch.setattr(Classification, "step", step)
     monkeypatch.setitem(sys.modules, "autonl.nn.kernels.ahead", SimpleNamespace(compile_kernels=compile_kernels))
     for kernels in (False, True):
-        config = small_config(digit_folder, schedule={"epochs": 1}, loop={"kernels": kernels})
+        calls.clear()
+        asked = {"kernels": kernels, "precision": "bf16-mixed"}
+        config = small_config(digit_folder, schedule={"epochs": 1}, loop=asked)
         train_classifier(NETWORK, config, tmp_path / str(kernels), where=ON_CPU)
-    assert calls == [(True, (8, 3, 32, 32), True)]  # a round of two
+        assert calls.count("step") > 2
+        compiled = [(True, (8, 3, 32, 32), True, True)] if kernels else []  # a round of two, under autocast
+        assert [call for call in calls if call != "step"] == calls[: len(compiled)] == compiled
+
+
+def test_a_network_that_cannot_be_rehearsed_is_trained(tmp_path, monkeypatch):
+    def compile_kernels(*_):
+        raise NotImplementedError("no such operator\non meta")
+
+    monkeypatch.setattr("autonl.train.loop.missing_on", lambda device: None)
+    monkeypatch.setitem(sys.modules, "autonl.nn.kernels.ahead", SimpleNamespace(compile_kernels=compile_kernels))
+    heard = Heard()
+    loop = looped(tmp_path, Numbers([1.0]), [], progress=heard, kernels=True)
+    assert not loop.to_be_compiled  # of a line
+    loop.to_be_compiled = True
+    for _ in range(2):
+        loop.run_step(loop.train.epoch(0))
+    _, said = heard.said
+    assert (
+        said == "loop.kernels: they are compiled one by one as they are needed: NotImplementedError: no such operator"
+    )
+    assert loop.training.step == 2
 
 
 def test_kernels_of_several_processes(monkeypatch):
@@ -399,7 +428,7 @@ def test_kernels_of_several_processes(monkeypatch):
     Loop.use_kernels(SimpleNamespace(config=config, fabric=fabric, progress=heard, task=Task()), network)
     assert kernels_in(network)[0] == 0
     assert kernels_in(network)[1] > 0
-    assert heard.said == ["loop.kernels: the plain path is taken here by LightNL and BN: processes share their BN"]
+    assert heard.said == ["loop.kernels: the plain path is taken here by LightNL and BN, which processes share"]
 
 
 class Keeping(Follow):

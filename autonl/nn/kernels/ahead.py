@@ -6,44 +6,51 @@ import copy
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from triton import AsyncCompileMode
 
-from autonl.nn.kernels import MOST_COMPACT_CHS, depthwise_passes, launch, norm_act_passes, norm_tensors, weight_of
-from autonl.nn.kernels.layers import ACTIVATIONS, FusedDepthwise, FusedNormAct, dtype_of
-from autonl.nn.kernels.passes import FUSION, Launch
-from autonl.nn.light_nonlocal import LightNL
+from autonl.nn.kernels import depthwise_passes, launch, norm_act_passes, norm_tensors, weight_of
+from autonl.nn.kernels.layers import ACTIVATIONS, FusedDepthwise, FusedNormAct, by_kernels, dtype_of
+from autonl.nn.kernels.passes import Launch
 
 
 def compile_kernels(network: nn.Module, images: Tensor, threads: int | None = None) -> None:
     """All that the network's layers by kernels need to be trained on images like these, and evaluated, under the
     autocast in force. One that does not compile fails where it is used."""
-    if not any(map(by_kernels, network.modules())):
-        return
-    with ThreadPoolExecutor(threads or os.cpu_count()) as pool, AsyncCompileMode(pool, ignore_errors=True):
-        for layer, x in inputs_of(network, images):
-            rehearse(layer, x)
+    pool = ThreadPoolExecutor(threads or os.cpu_count())
+    mode = AsyncCompileMode(pool)
+    try:
+        copy_context().run(rehearse_all, mode, network, images)  # whatever happens, the mode stays in that context
+        pool.shutdown()
+    finally:
+        pool.shutdown(cancel_futures=True)  # Ctrl-C
+        for kernel in mode.future_kernels.values():  # into Triton's cache, or out of it
+            kernel.result(ignore_errors=True)
 
 
-def by_kernels(layer: nn.Module) -> bool:
-    if isinstance(layer, LightNL):
-        return layer.fused and layer.compact_chs <= MOST_COMPACT_CHS
-    return isinstance(layer, FusedDepthwise | FusedNormAct)
+def rehearse_all(mode: AsyncCompileMode, network: nn.Module, images: Tensor) -> None:
+    mode.__enter__()  # it would leave only when all are compiled
+    for layer, x in inputs_of(network, images):
+        rehearse(layer, x)
 
 
 def inputs_of(network: nn.Module, images: Tensor) -> Iterator[tuple[nn.Module, Tensor]]:
     """The layers by kernels with what they are given, on the device that has shapes and no memory."""
     shapes: list[tuple[nn.Module, torch.Size]] = []
     rehearsed = copy.deepcopy(network).to("meta").eval()
-    for layer in filter(by_kernels, rehearsed.modules()):
-        layer.register_forward_pre_hook(lambda layer, inputs: shapes.append((layer, inputs[0].shape)))
-    weights = [weight for weight in network.parameters() if weight.ndim == 4]
+    for layer in rehearsed.modules():
+        layer._forward_hooks.clear()  # somebody's, who waits for real maps
+        layer._forward_pre_hooks.clear()
+        if by_kernels(layer):
+            layer.register_forward_pre_hook(lambda layer, inputs: shapes.append((layer, inputs[0].shape)))
     with torch.no_grad():
-        rehearsed(torch.empty(images.shape, dtype=weights[0].dtype, device="meta"))
-    turned = not all(weight.is_contiguous() for weight in weights)
+        rehearsed(torch.empty(images.shape, dtype=next(network.parameters()).dtype, device="meta"))
+    weights = [weight for weight in network.parameters() if weight.ndim == 4]
+    turned = not all(tensor.is_contiguous() for tensor in (images, *weights))  # either makes maps channels-last
     layout = torch.channels_last if turned else torch.contiguous_format
     for layer, shape in shapes:
         yield layer, torch.empty(shape, dtype=dtype_of(images), device="meta", memory_format=layout)
@@ -73,5 +80,4 @@ def rehearse(layer: Any, x: Tensor) -> None:
 def compile_ahead(planned: Launch, *tensors: Tensor | None) -> None:
     """A `passes.Run` for tensors without memory: kernels are compiled for dtypes, and addresses as `run_again` asks."""
     kinds = [None if tensor is None else tensor.dtype for tensor in tensors]
-    options = planned.constants | planned.options | planned.untraced | FUSION
-    planned.kernel.warmup(*kinds, *planned.scalars, grid=planned.grid, **options)
+    planned.kernel.warmup(*kinds, *planned.scalars, grid=planned.grid, **planned.named)

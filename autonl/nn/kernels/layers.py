@@ -11,7 +11,16 @@ from timm.layers import BatchNormAct2d
 from timm.models import register_notrace_module
 from torch import Tensor, nn
 
-from autonl.nn.kernels import DTYPES, can_run, is_plain, known_norm, readable, weight_of
+from autonl.nn.kernels import (
+    DTYPES,
+    MOST_COMPACT_CHS,
+    can_run,
+    is_plain,
+    known_norm,
+    norm_tensors,
+    readable,
+    weight_of,
+)
 from autonl.nn.light_nonlocal import LightNL
 
 ACTIVATIONS = {nn.SiLU: "silu", nn.ReLU: "relu", nn.ReLU6: "relu6", nn.Identity: "identity"}
@@ -95,3 +104,15 @@ class FusedNormAct(BatchNormAct2d):
             return False
         # a load is of eight channels; rows of channels are counted in 32 bits
         return x.shape[1] % 8 == 0 and x.numel() < 2**33 and known_norm(self, x)
+
+
+def by_kernels(layer: nn.Module) -> bool:
+    """A layer that kernels do on a GPU, for all that it tells itself."""
+    tensors: tuple[Tensor | None, ...] = (None,)
+    if isinstance(layer, LightNL) and layer.fused and layer.compact_chs <= MOST_COMPACT_CHS:
+        tensors = weight_of(layer.depthwise), *norm_tensors(layer.bn)
+    elif isinstance(layer, FusedNormAct):
+        tensors = norm_tensors(layer)
+    elif isinstance(layer, FusedDepthwise):
+        tensors = (weight_of(layer),)
+    return all(tensor is not None for tensor in tensors)  # without one of them the plain path is taken

@@ -65,6 +65,11 @@ class Launch:
         self.compiled: Any = None
 
     @property
+    def named(self) -> dict[str, Any]:
+        """What Triton is given by name: a kernel is compiled for all of it, in this order."""
+        return self.constants | self.options | self.untraced | FUSION
+
+    @property
     def values(self) -> tuple[Any, ...]:
         """All but the tensors, as the kernel orders them."""
         return (*self.scalars, *self.constants.values())
@@ -115,7 +120,7 @@ def starter(kernel: Any) -> tuple[Any, tuple[Any, ...]]:
     return run, (function, metadata, *hooks)
 
 
-# How a launch is made in all cases but `run_addresses`: one of the next three
+# How a launch is made in all cases but `run_addresses`: one of the next three, or `ahead.compile_ahead`
 Run: TypeAlias = Callable[..., Any]
 
 
@@ -132,8 +137,7 @@ def plan_for(make: Any, run: Run, x: Tensor, others: tuple[Tensor | None, ...], 
 
 def run_bound(launch: Launch, *tensors: Tensor | None) -> Any:
     """Through Triton's binder, which looks at the dtype and the alignment of every argument and may compile."""
-    options = launch.options | launch.untraced | FUSION
-    return launch.kernel[launch.grid](*tensors, *launch.scalars, **launch.constants, **options)
+    return launch.kernel[launch.grid](*tensors, *launch.scalars, **launch.named)
 
 
 def run_again(launch: Launch, *tensors: Tensor | None) -> None:
