@@ -130,13 +130,14 @@ def interpret() -> None:
     print(json.dumps(found))
 
 
-def interpreted(script: str) -> Any:
+def interpreted(script: str, *arguments: str, timeout: int = 120) -> Any:
     """What a script prints last, in a process of its own where Triton interprets kernels."""
     if triton_version() < (3, 7) and np.lib.NumpyVersion(np.__version__) >= "2.4.0":
         pytest.skip("needs NumPy before 2.4: Triton's interpreter before 3.7 does not run with later ones")
     root = str(Path(__file__).parents[2])  # the package need not be installed
     environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": root}
-    process = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, timeout=120)
+    command = [sys.executable, script, *arguments]
+    process = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout)
     assert process.returncode == 0, process.stderr
     return json.loads(process.stdout.splitlines()[-1])
 
