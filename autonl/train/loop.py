@@ -151,12 +151,12 @@ class Loop:
 
     def compile_kernels(self, images: Tensor) -> None:
         """Those that the network has, by all CPUs, before the first step needs one after the other."""
-        from autonl.nn.kernels.ahead import compile_kernels
-
         self.to_be_compiled = False
         self.progress.say("loop.kernels: compiling those that are not kept from before")
         here = max(self.fabric.world_size // getattr(self.fabric.strategy, "num_nodes", 1), 1)
         try:
+            from autonl.nn.kernels.ahead import compile_kernels
+
             with self.fabric.autocast():
                 compile_kernels(self.training.module, images, max(cpus() // here, 1))
         except Exception as problem:  # a network that cannot be copied, or not run without memory, trains all the same

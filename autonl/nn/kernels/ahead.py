@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
@@ -21,7 +20,7 @@ from autonl.nn.kernels.passes import Launch
 def compile_kernels(network: nn.Module, images: Tensor, threads: int | None = None) -> None:
     """All that the network's layers by kernels need to be trained on images like these, and evaluated, under the
     autocast in force. One that does not compile fails where it is used."""
-    pool = ThreadPoolExecutor(threads or os.cpu_count())
+    pool = ThreadPoolExecutor(threads)
     mode = AsyncCompileMode(pool)
     try:
         copy_context().run(rehearse_all, mode, network, images)  # whatever happens, the mode stays in that context
