@@ -31,6 +31,7 @@ from autonl.nn.kernels.pieces import (
     half_range,
     mean_diagonal,
     narrow,
+    narrow_affinity,
     neighbours,
     offsets,
     product,
@@ -175,9 +176,11 @@ def depthwise_backward(
 
     gram += image * (COMPACT * CHS)
     image_gram = tl.load(gram + matrix, mask=both, other=0.0)
+    square = 1.0
     if ENERGY_EPS > 0:
-        image_gram /= mean_diagonal(gram, CHS, COMPACT, RP) + ENERGY_EPS
-    factors, factor = narrow(image_gram, scratch.dtype.element_ty)  # (RP, CB)
+        square = mean_diagonal(gram, CHS, COMPACT, RP) + ENERGY_EPS
+        image_gram /= square
+    factors, factor = narrow_affinity(image_gram, square, scratch.dtype.element_ty)  # (RP, CB)
     dg = tl.zeros((RP, CB), dtype=tl.float32)
     for start in range(begin, end, STEP):  # steps smaller than P leave more registers free
         spot = start + tl.arange(0, STEP)

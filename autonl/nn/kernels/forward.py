@@ -26,7 +26,7 @@ from autonl.nn.kernels.pieces import (
     gram_block,
     half_range,
     mean_diagonal,
-    narrow,
+    narrow_affinity,
     offsets,
     product,
     store_moments,
@@ -158,10 +158,12 @@ def lightnl_forward(
     if TRAINING:
         if tl.program_id(1) == 0:
             tl.store(gram_out + image * (COMPACT * CHS) + matrix, gram, mask=both)
+    square = 1.0
     if ENERGY_EPS > 0:
-        gram /= energy + ENERGY_EPS
+        square = energy + ENERGY_EPS
+        gram /= square
 
-    factors, factor = narrow(gram, scratch.dtype.element_ty)
+    factors, factor = narrow_affinity(gram, square, scratch.dtype.element_ty)
     for start in range(first, end + halo, P):
         position = start + tl.arange(0, P)
         inside = (position >= 0) & (position < positions) & (position < end + halo)
@@ -236,10 +238,13 @@ def spatial_forward(
         x_sc = tl.load(source, mask=sampled[:, None] & few, other=0.0)
         affinity = tl.dot(x_c, tl.trans(x_sc), affinity, input_precision="ieee")  # (P, 16) (16, P) -> (P, P)
     affinity /= positions
+    square = positions / COMPACT
     if ENERGY_EPS > 0:  # the diagonal holds x_sc^2 where a position is sampled, zero elsewhere
         diagonal = tl.where(position[:, None] == position[None, :], affinity, 0.0)
-        affinity /= tl.sum(tl.sum(diagonal, axis=1), axis=0) / COMPACT + ENERGY_EPS
-    factors, factor = narrow(affinity, scratch.dtype.element_ty)
+        energy = tl.sum(tl.sum(diagonal, axis=1), axis=0) / COMPACT + ENERGY_EPS
+        affinity /= energy
+        square *= energy
+    factors, factor = narrow_affinity(affinity, square, scratch.dtype.element_ty)
 
     pointer = x + offsets(position, channel, positions, CHS, CHANNELS_LAST)
     # (P, CB): where it is not sampled, the affinity is zero

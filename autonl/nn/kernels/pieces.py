@@ -62,6 +62,20 @@ def narrow(matrix, DTYPE: tl.constexpr):
 
 
 @triton.jit
+def narrow_affinity(matrix, energy, DTYPE: tl.constexpr):
+    """`narrow` for an affinity of features, which is multiplied with features: divided by their size too, so that the
+    product is about their number whatever their size, and fits into float16. Times `energy`, an affinity is about the
+    square of its features."""
+    if DTYPE == tl.float16:
+        peak = tl.max(tl.max(tl.abs(matrix), axis=1), axis=0)
+        factor = peak * tl.sqrt(peak * energy)
+        factor = tl.where(factor > 0, factor, 1.0)
+        return (matrix / factor).to(DTYPE), factor
+    else:
+        return matrix.to(DTYPE), 1.0
+
+
+@triton.jit
 def half_range(tile, BOUND: tl.constexpr, DTYPE: tl.constexpr):
     """A tile in DTYPE, held inside a bound where that is float16, whose largest number is 65504. NaN stays."""
     if DTYPE == tl.float16:
