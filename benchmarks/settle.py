@@ -121,7 +121,7 @@ def forget_plans() -> None:
 def alternatives(size: int, chs: int, ratio: float, stride: int, what: str) -> list[Tile]:
     """Tiles for 16-bit inputs that may beat the table's for a pass: its neighbours with less work a program.
 
-    What lost on an H200 everywhere is not here: 8 warps, wider blocks of channels, other stages.
+    What lost on an H200 everywhere is not here: wider blocks of channels, other stages.
     """
     positions = size**2
     sizes = chs, LightNLSpec(ratio, stride).compact_chs(chs), positions
@@ -135,16 +135,18 @@ def alternatives(size: int, chs: int, ratio: float, stride: int, what: str) -> l
     gathered = chosen.gathered or (what == "input" and tiles.depthwise_backward_tile(*sizes, torch.bfloat16).gathered)
     if gathered:
         found += [replace(chosen, bands=bands) for bands in (chosen.bands - 1, chosen.bands + 1) if bands]
-        if what in ("inference", "forward"):  # the kernel that makes G waits for what it loads: more of it at once
-            steps = ((128, 2), (128, 4), (256, 4), (512, 4))
-            found += [replace(chosen, gram_positions=step, gram_warps=warps) for step, warps in steps]
+        if what in ("inference", "forward"):  # what makes G waits for what it loads: more of it at once
+            found += [replace(chosen, gram_positions=step) for step in (64, 128, 256)]
+            narrow, wide = (replace(chosen, positions=16 * warps, warps=warps) for warps in (4, 8))
+            found += [replace(tile, bands=1, gram_parts=0) for tile in (narrow, wide)]
+            found += [replace(narrow, bands=bands, gram_parts=1) for bands in (1, 2, 3)]
     else:
         found += [replace(chosen, bands=chosen.bands - 1)] if chosen.bands > 1 and what != "input" else []
         found += [replace(chosen, channels=chosen.channels // 2)] if chosen.channels > 16 else []
         found += [replace(chosen, warps=2 if chosen.warps == 4 else 4)]
         step = chosen.step or chosen.positions
         found += [replace(chosen, step=step // 2)] if what != "input" and step > 16 else []
-    return found
+    return [tile for tile in dict.fromkeys(found) if tile != chosen]
 
 
 def by_pass(shape: Shape, fastest: Fastest) -> dict[str, MaybeTile]:

@@ -1,4 +1,4 @@
-# ruff: noqa: N803, N806 - Triton writes what is known when a kernel is compiled in capitals
+# ruff: noqa: N803, N806, SIM102 - Triton writes what is known when a kernel is compiled in capitals
 """LightNL with the depthwise kernel inside the product, in Triton: for few compact channels on large maps.
 
 u[p] = sum_t w[t] y[p + t] and y = x_c G, so u = X W with the compact channels of all nine positions around p side by
@@ -106,29 +106,21 @@ def sampled_tile(
 
 
 @triton.jit
-def gathered_weights(
-    x,  # (N, C, H, W) in either memory format
+def weights_of_image(
+    x,  # (H W, C) or (C, H W): the image's own
     weight,  # (C, 1, 3, 3)
     gamma, beta, mean, variance,  # (C,) inference only
     gram_out,  # (N, Cr, C) float32, training only: G
-    products,  # (N, 9 RP, C) like x: W / factor, the eight sides' rows first
-    factors,  # (N,) float32
-    height, width,
-    samples,
-    eps,
+    image, channel, height, width, samples, eps,
     CHS: tl.constexpr, COMPACT: tl.constexpr, STRIDE: tl.constexpr, CHANNELS_LAST: tl.constexpr,
     ENERGY_EPS: tl.constexpr, TRAINING: tl.constexpr, P: tl.constexpr, CB: tl.constexpr, RP: tl.constexpr,
-    FOLLOWS: tl.constexpr, LEADS: tl.constexpr,
 ):  # fmt: skip
-    """G of one image, and W, of which a BN for inference is a part. All channels are one block.
+    """W / factor in float32, of which a BN for inference is a part: the eight sides (8 RP, CB) and the position itself
+    (CB, CB), whose rows from COMPACT on are zero; factor is 1 but for float16. An image's first program keeps G.
 
     G is part of x_s^T x_s: what a load brings is both sides of the product. The next step's is under way meanwhile.
     """
-    chain(FOLLOWS, LEADS)
-    image, _, _, channel, _ = this_program(samples, samples, CB)
-    real = channel < CHS
     positions = height * width
-    x += image * positions * CHS
     sides, centre = load_taps(weight, channel, CHS)  # (8, CB), (CB,): on their way while x is read
     if not TRAINING:
         inverse, _ = folded_norm(gamma, beta, mean, variance, channel, eps, CHS)
@@ -143,24 +135,50 @@ def gathered_weights(
     _, matrix, both = gram_block(channel, CHS, COMPACT, CB)  # (CB, CB)
     gram = tl.where(both, gram / positions, 0.0)
     if TRAINING:
-        tl.store(gram_out + image * (COMPACT * CHS) + matrix, gram, mask=both)
+        if tl.program_id(1) == 0:
+            tl.store(gram_out + image * (COMPACT * CHS) + matrix, gram, mask=both)
     if ENERGY_EPS > 0:
         own = channel[:, None] == channel[None, :]
         gram /= tl.sum(tl.sum(tl.where(own, gram, 0.0), axis=1), axis=0) / COMPACT + ENERGY_EPS
-    few = without_padding(gram, RP, CB, CB)
+    few = without_padding(gram, RP, CB, CB)  # (RP, CB)
     outer = tl.reshape(sides[:, None, :] * few[None, :, :], (8 * RP, CB))
-    inner = few * centre[None, :]  # (RP, CB)
+    inner = gram * centre[None, :]
+    factor = 1.0
     if x.dtype.element_ty == tl.float16:
         peak = tl.maximum(tl.max(tl.max(tl.abs(outer), axis=1), axis=0), tl.max(tl.max(tl.abs(inner), axis=1), axis=0))
         factor = tl.where(peak > 0, peak, 1.0)
-        tl.store(factors + image, factor)
         outer /= factor
         inner /= factor
+    return outer, inner, factor
+
+
+@triton.jit
+def gathered_weights(
+    x,  # (N, C, H, W) in either memory format
+    weight, gamma, beta, mean, variance, gram_out,  # as weights_of_image takes them
+    products,  # (N, 9 RP, C) like x: W / factor, the eight sides' rows first
+    factors,  # (N,) float32
+    height, width, samples, eps,
+    CHS: tl.constexpr, COMPACT: tl.constexpr, STRIDE: tl.constexpr, CHANNELS_LAST: tl.constexpr,
+    ENERGY_EPS: tl.constexpr, TRAINING: tl.constexpr, P: tl.constexpr, CB: tl.constexpr, RP: tl.constexpr,
+    FOLLOWS: tl.constexpr, LEADS: tl.constexpr,
+):  # fmt: skip
+    """G and W of an image, for all its bands. All channels are one block."""
+    chain(FOLLOWS, LEADS)
+    image, _, _, channel, _ = this_program(samples, samples, CB)
+    x += image * height * width * CHS
+    outer, inner, factor = weights_of_image(
+        x, weight, gamma, beta, mean, variance, gram_out, image, channel, height, width, samples, eps,
+        CHS, COMPACT, STRIDE, CHANNELS_LAST, ENERGY_EPS, TRAINING, P, CB, RP,
+    )  # fmt: skip
+    if x.dtype.element_ty == tl.float16:
+        tl.store(factors + image, factor)
     products += image * (9 * RP * CHS)
+    real = (channel < CHS)[None, :]
     _, place, _ = gram_block(channel, CHS, 8 * RP, 8 * RP)
-    tl.store(products + place, outer.to(products.dtype.element_ty), mask=real[None, :])
-    _, place, _ = gram_block(channel, CHS, RP, RP)
-    tl.store(products + 8 * RP * CHS + place, inner.to(products.dtype.element_ty), mask=real[None, :])
+    tl.store(products + place, outer.to(products.dtype.element_ty), mask=real)
+    _, place, both = gram_block(channel, CHS, COMPACT, CB)
+    tl.store(products + 8 * RP * CHS + place, inner.to(products.dtype.element_ty), mask=both)
 
 
 @triton.jit
@@ -184,13 +202,14 @@ def convolved(
 def gathered_forward(
     x,  # (N, C, H, W) in either memory format
     out,  # like x: z for inference, u for training
-    products, factors,  # as gathered_weights leaves them
-    gamma, beta, mean, variance,  # (C,) inference only
+    products, factors,  # as gathered_weights leaves them; where there are none, every band makes W for itself
+    weight, gamma, beta, mean, variance, gram_out,  # as weights_of_image takes them
     moments,  # (N bands, 2, C) float32, training only: a band's mean of u, and sum of squared differences from it
-    height, width,
+    height, width, samples,
     band,  # positions a program makes
     eps,
-    CHS: tl.constexpr, COMPACT: tl.constexpr, CHANNELS_LAST: tl.constexpr, TRAINING: tl.constexpr,
+    CHS: tl.constexpr, COMPACT: tl.constexpr, STRIDE: tl.constexpr, CHANNELS_LAST: tl.constexpr,
+    ENERGY_EPS: tl.constexpr, TRAINING: tl.constexpr, GRAM_PARTS: tl.constexpr, GRAM_P: tl.constexpr,
     P: tl.constexpr, CB: tl.constexpr, RP: tl.constexpr, FOLLOWS: tl.constexpr, LEADS: tl.constexpr,
 ):  # fmt: skip
     """All channels are one block: a position's own compact channels, which a product needs, are among what is added."""
@@ -200,14 +219,21 @@ def gathered_forward(
     real = channel < CHS
     x += image * positions * CHS
     out += image * positions * CHS
-    products += image * (9 * RP * CHS)
-    _, place, _ = gram_block(channel, CHS, 8 * RP, 8 * RP)
-    outer = tl.load(products + place, mask=real[None, :], other=0.0)  # (8 RP, CB)
-    _, place, both = gram_block(channel, CHS, COMPACT, CB)
-    inner = tl.load(products + 8 * RP * CHS + place, mask=both, other=0.0)  # (CB, CB): rows from COMPACT on are zero
     factor = 1.0
-    if x.dtype.element_ty == tl.float16:
-        factor = tl.load(factors + image)
+    if GRAM_PARTS == 0:
+        outer, inner, factor = weights_of_image(
+            x, weight, gamma, beta, mean, variance, gram_out, image, channel, height, width, samples, eps,
+            CHS, COMPACT, STRIDE, CHANNELS_LAST, ENERGY_EPS, TRAINING, GRAM_P, CB, RP,
+        )  # fmt: skip
+        outer, inner = outer.to(x.dtype.element_ty), inner.to(x.dtype.element_ty)
+    else:
+        products += image * (9 * RP * CHS)
+        _, place, _ = gram_block(channel, CHS, 8 * RP, 8 * RP)
+        outer = tl.load(products + place, mask=real[None, :], other=0.0)  # (8 RP, CB)
+        _, place, both = gram_block(channel, CHS, COMPACT, CB)
+        inner = tl.load(products + 8 * RP * CHS + place, mask=both, other=0.0)  # (CB, CB)
+        if x.dtype.element_ty == tl.float16:
+            factor = tl.load(factors + image)
     if TRAINING:
         # sums of (u - pivot) and its square, a position of the tile each: summed over the tile only once, below.
         # The pivot, the mean of u in the first tile, keeps a mean far from zero from swamping the variance.

@@ -150,21 +150,26 @@ def forward_launches(problem: Problem, training: bool, tile: Tile | None) -> For
 def gathered_launches(problem: Problem, training: bool, tile: Tile) -> Forward:
     """The same with the depthwise kernel inside the product."""
     images, chs, height, width, *_ = problem
-    norm = "- - - -" if training else "gamma beta mean variance"
+    norm = "- - - - gram" if training else "gamma beta mean variance -"
     tile = replace(tile, channels=power_of_two(chs, 16, 1024))
-    gram_tile = replace(tile, positions=tile.gram_positions, warps=tile.gram_warps, registers=0)
-    known = {"TRAINING": training}
-    tensors = f"x weight {norm} {'gram' if training else '-'} products factors"
-    scalars: tuple[Any, ...] = (height, width, problem.samples, problem.eps)
-    constants = problem.gathered_constants(gram_tile) | known
-    weights = Launch(gathered_weights, tensors, (1, 1, images), scalars, constants, gram_tile)
+    gram_tile = replace(tile, positions=tile.gram_positions, registers=0)
+    launches, made = [], "- -"
+    buffers: Buffers = {}
+    known = {"TRAINING": training, "GRAM_PARTS": tile.gram_parts, "GRAM_P": tile.gram_positions}
+    if tile.gram_parts:
+        made = "products factors"
+        scalars: tuple[Any, ...] = (height, width, problem.samples, problem.eps)
+        constants = problem.gathered_constants(gram_tile) | known
+        tensors = f"x weight {norm} {made}"
+        launches.append(Launch(gathered_weights, tensors, (1, 1, images), scalars, constants, gram_tile))
+        rows = 9 * constants["RP"]
+        buffers = {"products": ((images, rows, chs), problem.dtype), "factors": ((images,), torch.float32)}
     bands, band, _ = banded(problem.positions, width, tile)
-    tensors = f"x out products factors {norm} {'moments' if training else '-'}"
+    tensors = f"x out {made} weight {norm} {'moments' if training else '-'}"
     constants = problem.gathered_constants(tile) | known
-    forward = Launch(gathered_forward, tensors, (1, bands, images), (height, width, band, problem.eps), constants, tile)
-    rows = 9 * constants["RP"]
-    buffers: Buffers = {"products": ((images, rows, chs), problem.dtype), "factors": ((images,), torch.float32)}
-    return Forward([weights, forward], buffers, bands, band)
+    scalars = (height, width, problem.samples, band, problem.eps)
+    launches.append(Launch(gathered_forward, tensors, (1, bands, images), scalars, constants, tile))
+    return Forward(launches, buffers, bands, band)
 
 
 @lru_cache(PLANS)

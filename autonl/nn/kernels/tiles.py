@@ -19,10 +19,9 @@ class Tile:
     step: int = 0  # positions a step of the depthwise kernel; 0: as above
     stages: int = 3  # of the software pipeline of loads that feed products
     gram_parts: int = 0  # programs of a kernel of its own that share an image's G; 0: every band makes G for itself
-    gram_positions: int = 128  # a step of that kernel
-    gram_warps: int = 4  # of that kernel where `gathered`
+    gram_positions: int = 128  # a step of that kernel, or of G where `gathered`
     spatial: bool = False  # inference on a map of one step: the affinity between positions instead of G
-    gathered: bool = False  # the kernels of `gathered`, of which one of its own makes G; only where `gathered_fits`
+    gathered: bool = False  # the kernels of `gathered`; only where `gathered_fits`
     registers: int = 0  # a thread has at most, so that another program fits beside the others; 0: what it likes
 
 
@@ -42,8 +41,19 @@ def gathered_fits(chs: int, compact_chs: int, positions: int) -> bool:
 
 
 def gathered_tile(chs: int, positions: int) -> Tile:
-    tile = Tile(64, power_of_two(chs, 16, 64), warps=4, bands=-(-positions // 784), stages=1, gathered=True)
-    return replace(tile, gram_positions=256) if positions > 1024 else replace(tile, gram_warps=2)
+    return Tile(64, power_of_two(chs, 16, 64), warps=4, bands=-(-positions // 784), stages=1, gathered=True)
+
+
+def gathered_forward_tile(chs: int, positions: int, training: bool) -> Tile:
+    """Smaller maps in one launch, of a program an image."""
+    tile = gathered_tile(chs, positions)
+    apart = replace(tile, gram_parts=1, gram_positions=256)
+    if not training:
+        return (
+            replace(tile, positions=128, warps=8) if positions <= 1024 else replace(apart, bands=-(-positions // 1100))
+        )
+    tile = replace(tile, bands=1) if positions <= 4096 else apart
+    return replace(tile, registers=112 if chs <= 32 else 0)
 
 
 def forward_tile(chs: int, compact_chs: int, positions: int, dtype: torch.dtype, training: bool) -> Tile:
@@ -61,10 +71,7 @@ def forward_tile(chs: int, compact_chs: int, positions: int, dtype: torch.dtype,
         tile = Tile(positions=64, channels=power_of_two(chs, 16, 32), warps=4, stages=2)
         return replace(tile, step=32) if training else tile
     if gathered_fits(chs, compact_chs, positions):
-        tile = gathered_tile(chs, positions)
-        if training:
-            return replace(tile, registers=112 if chs <= 32 else 0)
-        return replace(tile, bands=2 if positions <= 1024 else -(-positions // 1100))
+        return gathered_forward_tile(chs, positions, training)
     if positions <= 1024:
         return Tile(positions=128, channels=16 if chs % 32 else 32, warps=4)
     large = Tile(64 if training else 128, power_of_two(chs, 16, 32), warps=4, bands=-(-positions // 448))
