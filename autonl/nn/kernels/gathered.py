@@ -2,9 +2,9 @@
 """LightNL with the depthwise kernel inside the product, in Triton: for few compact channels on large maps.
 
 u[p] = sum_t w[t] y[p + t] and y = x_c G, so u = X W with the compact channels of all nine positions around p side by
-side, X (H W, 9 Cr), and W[(t, r), c] = w[t, c] G[r, c]: `gathered_weights` makes W of an image, `gathered_forward`
-takes two products a tile, of the eight neighbours and of the position itself, and neither y nor du has to be kept
-where neighbours can see it; `gathered_backward` has the way back.
+side, X (H W, 9 Cr), and W[(t, r), c] = w[t, c] G[r, c]. `gathered_forward` takes two products a tile, of the eight
+neighbours and of the position itself, and neither y nor du has to be kept where neighbours can see it. It makes W
+where a program has a whole image; of larger ones `gathered_weights` does. `gathered_backward` has the way back.
 
 In comments P, CB and RP are a tile's positions, channels and compact channels (8 or more). Loads of neighbours are not
 pipelined: that would take them past the first cache, which holds what neighbours share. Products with rows of zeros and
@@ -225,7 +225,7 @@ def gathered_forward(
             x, weight, gamma, beta, mean, variance, gram_out, image, channel, height, width, samples, eps,
             CHS, COMPACT, STRIDE, CHANNELS_LAST, ENERGY_EPS, TRAINING, GRAM_P, CB, RP,
         )  # fmt: skip
-        outer, inner = outer.to(x.dtype.element_ty), inner.to(x.dtype.element_ty)
+        outer = outer.to(x.dtype.element_ty)
     else:
         products += image * (9 * RP * CHS)
         _, place, _ = gram_block(channel, CHS, 8 * RP, 8 * RP)
@@ -234,6 +234,11 @@ def gathered_forward(
         inner = tl.load(products + 8 * RP * CHS + place, mask=both, other=0.0)  # (CB, CB)
         if x.dtype.element_ty == tl.float16:
             factor = tl.load(factors + image)
+    column = tl.arange(0, CB)
+    same = (column[:, None] == column[None, :]).to(x.dtype.element_ty)  # (CB, CB): a product that adds x
+    if not TRAINING and x.dtype.element_ty != tl.float16:  # no product of its own: W is not divided by a factor
+        inner = inner.to(tl.float32) + same.to(tl.float32)
+    inner = inner.to(x.dtype.element_ty)
     if TRAINING:
         # sums of (u - pivot) and its square, a position of the tile each: summed over the tile only once, below.
         # The pivot, the mean of u in the first tile, keeps a mean far from zero from swamping the variance.
@@ -245,10 +250,6 @@ def gathered_forward(
         pivot = tl.sum(first, axis=0) / tl.minimum(end - begin, P)
     else:
         _, shift = folded_norm(gamma, beta, mean, variance, channel, eps, CHS)
-        column = tl.arange(0, CB)
-        same = (column[:, None] == column[None, :]).to(x.dtype.element_ty)  # (CB, CB): a product that adds x
-        if x.dtype.element_ty != tl.float16:  # no product of its own: W is not divided by a factor
-            inner = (inner.to(tl.float32) + same.to(tl.float32)).to(inner.dtype)
     for start in range(begin, end, P):
         u, tile = convolved(
             x, start, end, channel, outer, inner, factor, height, width, CHS, COMPACT, CHANNELS_LAST, P, RP

@@ -63,13 +63,13 @@ def narrow(matrix, DTYPE: tl.constexpr):
 
 @triton.jit
 def narrow_affinity(matrix, energy, DTYPE: tl.constexpr):
-    """`narrow` for an affinity of features, which is multiplied with features: divided by their size too, so that the
-    product is about their number whatever their size, and fits into float16. Times `energy`, an affinity is about the
-    square of its features."""
+    """`narrow` for an affinity of features, which is multiplied with features: where these are large, it is divided by
+    their size too, or products of many channels that agree would not fit into float16. Times `energy`, an affinity is
+    about the square of its features."""
     if DTYPE == tl.float16:
         peak = tl.max(tl.max(tl.abs(matrix), axis=1), axis=0)
-        factor = peak * tl.sqrt(peak * energy)
-        factor = tl.where(factor > 0, factor, 1.0)
+        factor = peak * tl.maximum(tl.sqrt(peak * energy), 1.0)
+        factor = tl.where(peak > 0, factor, 1.0)
         return (matrix / factor).to(DTYPE), factor
     else:
         return matrix.to(DTYPE), 1.0

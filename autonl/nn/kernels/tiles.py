@@ -18,7 +18,8 @@ class Tile:
     bands: int = 1  # programs that share an image's positions
     step: int = 0  # positions a step of the depthwise kernel; 0: as above
     stages: int = 3  # of the software pipeline of loads that feed products
-    gram_parts: int = 0  # programs of a kernel of its own that share an image's G; 0: every band makes G for itself
+    gram_parts: int = 0  # programs of a kernel of its own that share an image's G (one where `gathered`); 0: every band
+    #                      makes G for itself
     gram_positions: int = 128  # a step of that kernel, or of G where `gathered`
     spatial: bool = False  # inference on a map of one step: the affinity between positions instead of G
     gathered: bool = False  # the kernels of `gathered`; only where `gathered_fits`
@@ -48,12 +49,12 @@ def gathered_forward_tile(chs: int, positions: int, training: bool) -> Tile:
     """Smaller maps in one launch, of a program an image."""
     tile = gathered_tile(chs, positions)
     apart = replace(tile, gram_parts=1, gram_positions=256)
-    if not training:
-        return (
-            replace(tile, positions=128, warps=8) if positions <= 1024 else replace(apart, bands=-(-positions // 1100))
-        )
-    tile = replace(tile, bands=1) if positions <= 4096 else apart
-    return replace(tile, registers=112 if chs <= 32 else 0)
+    if training:
+        tile = replace(tile, bands=1) if positions <= 4096 else apart
+        return replace(tile, registers=112 if chs <= 32 else 0)
+    if positions <= 1024:
+        return replace(tile, positions=128, warps=8, bands=1)
+    return replace(apart, bands=-(-positions // 1100))
 
 
 def forward_tile(chs: int, compact_chs: int, positions: int, dtype: torch.dtype, training: bool) -> Tile:
