@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from autonl.arch.spec import LightNLSpec
-from autonl.nn.kernels import launch, tiles
+from autonl.nn.kernels import eager, launch, tiles
 from autonl.nn.kernels.tiles import Tile
 from benchmarks import compile_ahead, graph_us
 from benchmarks.lightnl import (
@@ -116,10 +116,11 @@ def table(found: Mapping[str, MaybeTile]) -> Iterator[None]:
 def forget_plans() -> None:
     for plans in (launch.inference_plan, launch.training_plan, launch.backward_plan):
         plans.cache_clear()
+    eager.KNOWN.clear()
 
 
 def alternatives(size: int, chs: int, ratio: float, stride: int, what: str) -> list[Tile]:
-    """Tiles for 16-bit inputs that may beat the table's for a pass: its neighbours with less work a program.
+    """Tiles for 16-bit inputs that may beat the table's for a pass: mostly its neighbours with less work a program.
 
     What lost on an H200 everywhere is not here: wider blocks of channels, other stages.
     """

@@ -132,9 +132,10 @@ class LightNL(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if self.fused:
             members: Any = self._modules  # as attributes they are slow to find
-            depthwise, bn = members["depthwise"], members["bn"]
-            if kernels.supported(x, depthwise, bn, self.compact_chs):
-                return kernels.lightnl(x, depthwise, bn, self.compact_chs, self.stride, self.energy_eps)
+            settings = self.compact_chs, self.stride, self.energy_eps
+            z = kernels.lightnl(x, members["depthwise"], members["bn"], settings)
+            if z is not None:
+                return z
         y = compact_nonlocal(x, self.compact_chs, self.stride, self.order, self.energy)  # (N, C, H, W)
         return self.bn(self.depthwise(y)) + x
 

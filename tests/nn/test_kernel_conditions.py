@@ -15,7 +15,6 @@ from autonl.nn import kernels
 from autonl.nn.kernels import layers
 from autonl.nn.kernels.layers import FusedDepthwise, FusedNormAct, use_layer_kernels
 from autonl.nn.light_nonlocal import LightNL
-from tests.nn.test_kernels import NEEDS_TRITON
 
 
 def channels_last(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -82,24 +81,15 @@ def test_a_single_value_a_channel_is_left_to_batch_norm_which_refuses_it() -> No
     assert found == [(False, False), (True, True)]
 
 
-@NEEDS_TRITON
 def test_a_norm_is_found_by_the_names_of_its_tensors() -> None:
     """Not by their order, which pruning changes."""
-    from autonl.nn.kernels import ops
-
-    block, x = LightNL(8), torch.randn(2, 8, 5, 5)
-    nn.init.ones_(block.bn.weight)
-    block.bn._parameters = dict(reversed(block.bn._parameters.items()))
-    seen: list[Tensor] = []
-
-    def training(x: Tensor, weight: Tensor, gamma: Tensor, beta: Tensor, *_: object) -> tuple[Tensor, tuple]:
-        seen.extend((gamma, beta))
-        return x.clone(), (x,)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ops.launch, "training", training)
-        ops.training(x, block.depthwise.weight, block.bn, 2, 1, 0.0)
-    assert [torch.equal(*pair) for pair in zip(seen, (torch.ones(8), torch.zeros(8)), strict=True)] == [True, True]
+    bn = nn.BatchNorm2d(8)
+    for tensors in (bn._parameters, bn._buffers):
+        for name in reversed(list(tensors)):
+            tensors[name] = tensors.pop(name)
+    found = kernels.norm_tensors(bn)
+    names = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
+    assert [one is getattr(bn, name) for one, name in zip(found, names, strict=True)] == [True] * 5
 
 
 @pytest.mark.usefixtures("any_gpu")

@@ -44,7 +44,7 @@ def compiled(hopper: None, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     from triton import JITFunction
 
     from autonl.nn import kernels
-    from autonl.nn.kernels import ahead, depthwise_passes, launch, layers, norm_act_passes, passes
+    from autonl.nn.kernels import ahead, depthwise_passes, eager, launch, layers, norm_act_passes, passes
 
     def can_take(x: Tensor, dtype: torch.dtype) -> bool:
         return x.is_cpu and x.is_contiguous(memory_format=torch.channels_last)
@@ -55,7 +55,9 @@ def compiled(hopper: None, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(passes, "can_overlap", lambda: True)
     monkeypatch.setattr(kernels, "can_run", lambda x, dtype: x.is_cpu)
     monkeypatch.setattr(layers, "can_take", can_take)
-    for module in (depthwise_passes, launch, norm_act_passes):
+    monkeypatch.setattr(eager, "still_supported", lambda *_: True)
+    monkeypatch.setattr(eager, "KNOWN", {})
+    for module in (depthwise_passes, eager, launch, norm_act_passes):
         monkeypatch.setattr(module, "carry_out", carry_out)
     for kernel in list_of_kernels():
         monkeypatch.setattr(kernel, "device_caches", defaultdict(kernel.create_binder))

@@ -110,14 +110,21 @@ def supported(x: Tensor, depthwise: nn.Module, bn: nn.Module, compact_chs: int) 
     return not any(t.requires_grad for t in (x, weight, *norm_tensors(bn)[:2]))
 
 
-def lightnl(
-    x: Tensor, depthwise: nn.Conv2d, bn: nn.BatchNorm2d, compact_chs: int, stride: int, energy_eps: float
-) -> Tensor:
+def lightnl(x: Tensor, depthwise: nn.Conv2d, bn: nn.BatchNorm2d, settings: tuple[int, int, float]) -> Tensor | None:
     """z = BN(DepthwiseConv3x3(y)) + x by the kernels; the BN's running statistics move as they do in the plain path.
+    None where they cannot stand in for it.
 
-    energy_eps  what is added to the energy that y is divided by; 0: LightNL as published
+    settings  the number of compact channels, the stride, and what is added to the energy that y is divided by; 0:
+              LightNL as published
     """
+    plain = is_plain(x)
+    if not (plain and x.is_cuda and HAS_TRITON) and not supported(x, depthwise, bn, settings[0]):
+        return None
+    if plain:
+        from autonl.nn.kernels import eager
+
+        return eager.lightnl(x, depthwise, bn, settings)
     from autonl.nn.kernels import ops
 
     function = ops.training if bn.training else ops.inference
-    return function(x, weight_of(depthwise), bn, compact_chs, stride, energy_eps)
+    return function(x, weight_of(depthwise), bn, *settings)

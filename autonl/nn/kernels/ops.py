@@ -1,76 +1,34 @@
-"""The kernels as operators: for torch.compile through torch.library, in eager mode without its overhead."""
+"""The kernels as operators of torch.library, for torch.compile. `eager` does without their overhead."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.library import triton_op
 
-from autonl.nn.kernels import is_plain, launch, norm_tensors
+from autonl.nn.kernels import launch, norm_tensors
 
 
 def inference(
     x: Tensor, weight: Tensor, bn: nn.BatchNorm2d, compact_chs: int, stride: int, energy_eps: float
 ) -> Tensor:
     norm: Any = norm_tensors(bn)[:4]  # kernels.supported: none is None
-    if is_plain(x):
-        return launch.inference(x, weight, norm, compact_chs, stride, bn.eps, energy_eps)
     return lightnl_inference(x, weight, *norm, compact_chs, stride, bn.eps, energy_eps)
 
 
 def training(x: Tensor, weight: Tensor, bn: nn.BatchNorm2d, compact_chs: int, stride: int, energy_eps: float) -> Tensor:
-    momentum = bn.momentum or 0.0
-    gamma, beta, *running = norm_tensors(bn)
-    if is_plain(x):
-        settings = Settings(running, momentum, compact_chs, stride, bn.eps, energy_eps)
-        return Training.apply(x, weight, gamma, beta, settings)
+    gamma, beta, running_mean, running_variance, batches_tracked = norm_tensors(bn)
     # an operator with a gradient must not change its inputs: the running statistics move out here
     z, _, _, statistics = lightnl_training(x, weight, gamma, beta, compact_chs, stride, bn.eps, energy_eps)
-    count = x.shape[0] * x.shape[2] * x.shape[3]
-    running_mean, running_variance, batches_tracked = running
+    momentum, count = bn.momentum or 0.0, x.shape[0] * x.shape[2] * x.shape[3]
     mean, variance = statistics.unbind()
     with torch.no_grad():
         batches_tracked.add_(1)
         running_mean.lerp_(mean.to(running_mean.dtype), momentum)
         running_variance.lerp_((variance * (count / (count - 1))).to(running_variance.dtype), momentum)
     return z
-
-
-class Settings(NamedTuple):
-    """What is no tensor that gradients flow to. One argument: autograd looks at each."""
-
-    running: Sequence[Tensor]  # mean, variance, number of batches
-    momentum: float
-    compact_chs: int
-    stride: int
-    eps: float
-    energy_eps: float
-
-
-class Training(torch.autograd.Function):
-    """Eager mode: one node, and running statistics moved by the kernel that has the new ones at hand."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, gamma: Tensor, beta: Tensor, settings: Settings) -> Tensor:
-        running, momentum, compact_chs, stride, eps, energy_eps = settings
-        z, saved = launch.training(x, weight, gamma, beta, compact_chs, stride, eps, energy_eps, running, momentum)
-        ctx.save_for_backward(*saved)
-        ctx.known = stride, eps, energy_eps
-        return z
-
-    @staticmethod
-    def backward(ctx: Any, dz: Tensor) -> tuple[Any, ...]:
-        # with create_graph=True alone gradients are on here; the wrapper costs as much as a launch
-        function = once_differentiable(Training.gradients) if torch.is_grad_enabled() else Training.gradients
-        return *function(ctx, dz), None
-
-    @staticmethod
-    def gradients(ctx: Any, dz: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        return launch.training_backward(dz, launch.Saved(*ctx.saved_tensors), *ctx.known)
 
 
 @triton_op("autonl::lightnl_inference", mutates_args=())

@@ -162,11 +162,11 @@ def carry_out(plan: Plan, run: Run, tensors: Sequence[Tensor | None]) -> None:
     """Make a plan's launches. The first tensor is x, whose device has the buffers."""
     if run is run_again:
         addresses = [None if tensor is None else tensor.data_ptr() for tensor in tensors]
-        if reduce(or_, filter(None, addresses)) % ALIGNMENT:
-            run = run_bound
-        elif plan.calls and not hooked():
+        if ready(plan, addresses):
             run_addresses(plan, addresses, tensors[0])
             return
+        if not aligned(addresses):
+            run = run_bound
     x: Any = tensors[0]
     named: dict[str, Tensor | None] = dict(zip(plan.tensors, tensors, strict=True))
     named |= {name: x.new_empty(shape, dtype=dtype) for name, (shape, dtype) in plan.buffers.items()}
@@ -174,6 +174,15 @@ def carry_out(plan: Plan, run: Run, tensors: Sequence[Tensor | None]) -> None:
         run(launch, *(named.get(name) for name in launch.tensors))
     if run is run_again and not plan.calls:
         plan.settle()
+
+
+def aligned(addresses: Sequence[int | None]) -> bool:
+    return not reduce(or_, filter(None, addresses)) % ALIGNMENT
+
+
+def ready(plan: Plan, addresses: Sequence[int | None]) -> bool:
+    """Whether a plan's kernels can be started with these for its tensors."""
+    return bool(plan.calls) and aligned(addresses) and not hooked()
 
 
 def run_addresses(plan: Plan, addresses: list[Any], x: Any) -> None:
