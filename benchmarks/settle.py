@@ -131,7 +131,7 @@ def alternatives(size: int, chs: int, ratio: float, stride: int, what: str) -> l
     elif what == "backward":
         chosen = tiles.depthwise_backward_tile(*sizes, torch.bfloat16)
     else:
-        chosen = tiles.forward_tile(*sizes, torch.bfloat16, what == "forward")
+        chosen = tiles.forward_tile(PASSES[what], *sizes, torch.bfloat16, what == "forward")
     found = [replace(chosen, registers=0 if chosen.registers else 96)]
     gathered = chosen.gathered or (what == "input" and tiles.depthwise_backward_tile(*sizes, torch.bfloat16).gathered)
     if gathered:

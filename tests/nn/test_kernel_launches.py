@@ -44,6 +44,30 @@ def test_a_launch_without_the_binder_hands_over_the_same_arguments(division: dic
         assert [id(bound[name]) for name in names] == [id(value) for value in (*tensors, *planned.values)]
 
 
+@NEEDS_TRITON
+@pytest.mark.parametrize(
+    ("images", "size", "training", "bands", "gram_parts"),
+    [
+        (1, 28, False, 1, 0),
+        (1, 32, False, 1, 0),
+        (1, 33, False, 1, 1),
+        (1, 56, False, 3, 1),
+        (1, 28, True, 1, 0),
+        (383, 56, True, 4, 1),
+        (384, 56, True, 1, 0),
+        (384, 64, True, 1, 0),
+        (384, 65, True, 6, 1),
+    ],
+)
+def test_where_a_program_makes_an_image(images: int, size: int, training: bool, bands: int, gram_parts: int) -> None:
+    """Bands that each make G for themselves would make it more than once."""
+    from autonl.nn.kernels.tiles import forward_tile
+
+    tile = forward_tile(images, 24, 6, size**2, torch.bfloat16, training)
+    assert tile.gathered
+    assert (tile.bands, tile.gram_parts) == (bands, gram_parts)
+
+
 def passes_of(run: Callable, dtype: torch.dtype, parameters: torch.dtype) -> dict[str, Callable]:
     """Every pass over the same small map, of that dtype."""
     from autonl.nn.kernels import depthwise_passes, launch, norm_act_passes

@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from autonl.nn import kernels
 from autonl.nn.kernels import launch, norm_tensors, readable, weight_of
-from autonl.nn.kernels.passes import PLANS, SPACING, carry_out, plan_for, ready, run_addresses, run_again
+from autonl.nn.kernels.passes import PLANS, SPACING, Plan, carry_out, plan_for, ready, run_addresses, run_again
 
 Settings: TypeAlias = tuple[int, int, float]  # compact_chs, stride, energy_eps
 Key: TypeAlias = tuple[Any, ...]
@@ -45,6 +45,14 @@ class Known:
             self.parts.append((self.size, size, dtype, shape))
             self.size += -(-size // SPACING) * SPACING
         _, (self.gram, *_), (self.statistics, *_) = self.parts
+        self.backward: dict[torch.dtype, Plan] = {}  # by the dtype of dz
+
+    def backward_plan(self, x: Tensor, dz: Tensor, weight: Tensor, gamma: Tensor) -> Plan:
+        plan = self.backward.get(dz.dtype)
+        if plan is None:
+            plan = plan_for(launch.backward_plan, run_again, x, (dz, weight, gamma), self.problem, None, None)
+            self.backward[dz.dtype] = plan
+        return plan
 
     def tensors_in(self, kept: Tensor) -> list[Tensor]:
         """u, G and the statistics."""
@@ -143,7 +151,7 @@ class Training(torch.autograd.Function):
         known: Known = ctx.known
         # x may have been saved elsewhere and copied back, in another layout
         x, dz = x.contiguous(memory_format=known.layout), dz.contiguous(memory_format=known.layout)
-        plan = plan_for(launch.backward_plan, run_again, x, (dz, weight, gamma), known.problem, None, None)
+        plan = known.backward_plan(x, dz, weight, gamma)
         dx, d_weight = torch.empty_like(x), torch.empty_like(weight)
         d_gamma, d_beta = torch.empty_like(gamma), torch.empty_like(gamma)
         first = kept.data_ptr()

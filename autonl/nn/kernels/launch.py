@@ -109,7 +109,7 @@ class Forward(NamedTuple):
 def forward_launches(problem: Problem, training: bool, tile: Tile | None) -> Forward:
     images, chs, height, width, *_ = problem
     positions, samples = problem.positions, problem.samples
-    tile = tile or forward_tile(chs, problem.compact_chs, positions, problem.dtype, training)
+    tile = tile or forward_tile(images, chs, problem.compact_chs, positions, problem.dtype, training)
     if tile.gathered:
         return gathered_launches(problem, training, tile)
     blocks = -(-chs // tile.channels)

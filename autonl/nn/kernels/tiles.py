@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 import torch
 import triton
 
+MANY = 384  # programs that keep an H200 busy, about three a multiprocessor
+
 
 @dataclass(frozen=True)
 class Tile:
@@ -45,19 +47,19 @@ def gathered_tile(chs: int, positions: int) -> Tile:
     return Tile(64, power_of_two(chs, 16, 64), warps=4, bands=-(-positions // 784), stages=1, gathered=True)
 
 
-def gathered_forward_tile(chs: int, positions: int, training: bool) -> Tile:
-    """Smaller maps in one launch, of a program an image."""
+def gathered_forward_tile(images: int, chs: int, positions: int, training: bool) -> Tile:
+    """In one launch where a program an image is enough: smaller maps, or many images."""
     tile = gathered_tile(chs, positions)
     apart = replace(tile, gram_parts=1, gram_positions=256)
     if training:
-        tile = replace(tile, bands=1) if positions <= 4096 else apart
-        return replace(tile, registers=112 if chs <= 32 else 0)
+        alone = positions <= 1024 or (positions <= 4096 and images >= MANY)
+        return replace(replace(tile, bands=1) if alone else apart, registers=112 if chs <= 32 else 0)
     if positions <= 1024:
         return replace(tile, positions=128, warps=8, bands=1)
     return replace(apart, bands=-(-positions // 1100))
 
 
-def forward_tile(chs: int, compact_chs: int, positions: int, dtype: torch.dtype, training: bool) -> Tile:
+def forward_tile(images: int, chs: int, compact_chs: int, positions: int, dtype: torch.dtype, training: bool) -> Tile:
     """Chosen at batch 256 for inference, 512 for training."""
     if dtype == torch.float32:  # products without matrix units: small tiles, or the registers spill
         return Tile(positions=32, channels=power_of_two(chs, 16, 32), warps=4)
@@ -72,7 +74,7 @@ def forward_tile(chs: int, compact_chs: int, positions: int, dtype: torch.dtype,
         tile = Tile(positions=64, channels=power_of_two(chs, 16, 32), warps=4, stages=2)
         return replace(tile, step=32) if training else tile
     if gathered_fits(chs, compact_chs, positions):
-        return gathered_forward_tile(chs, positions, training)
+        return gathered_forward_tile(images, chs, positions, training)
     if positions <= 1024:
         return Tile(positions=128, channels=16 if chs % 32 else 32, warps=4)
     large = Tile(64 if training else 128, power_of_two(chs, 16, 32), warps=4, bands=-(-positions // 448))
