@@ -66,6 +66,10 @@ FEW = " ".join(
 )
 # what makes a benchmark small, and what it says at its end
 BENCHMARKS = {
+    "benchmarks.agreement": (
+        "--steps 1 --set data.batch_size=16 --set schedule.warmup_epochs=0 --out results",
+        r"^autonl_l 1 layers \d",
+    ),
     "benchmarks.branches": ("--count 16 --out results", r"searched: \d+ LightNL blocks$"),
     "benchmarks.budgets": ("--shares 60 --seeds 0 --set schedule.epochs=1 --out results", r"^60 0 \d+ \d+ "),
     "benchmarks.cpu": ("--repeats 1 --out results", r"layout channels_last .* share 0\.\d+"),
