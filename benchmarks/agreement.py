@@ -1,14 +1,14 @@
 """Do kernels compute what the plain path does, on the features of a network in training? On a CUDA GPU:
 
     python ../shared/data/unpack.py tiny_imagenet100 DIR
-    python -m benchmarks.agreement autonl_l --data DIR [--steps 50 200] [--out benchmarks/results]
+    python -m benchmarks.agreement autonl_l --data DIR [--steps 50 150 300] [--out benchmarks/results]
 
 The network is trained in bf16 by the recipe tiny_imagenet and the plain path. After each number of steps it is held
 against itself: one step in bf16 without kernels, with LightNL's and with those of all layers against the same step in
 float32 (`agreement_networks.csv`: the loss, and the norm-wise error of all gradients together), and every LightNL
 block, with the features and slopes that it had in that step, against float64 (`agreement_blocks.csv`: errors of z image
-by image, those of gradients norm-wise, and how large the features are). At birth LightNL is the identity, and its
-depthwise kernel has no gradient to be away from: nan.
+by image, those of gradients norm-wise, and how large the features are). At birth LightNL is the identity: at step 0
+its depthwise kernel has no gradient to be away from, nan.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def compare_networks(network: nn.Module, batch: Batch) -> Iterator[dict[str, Any
 
 def features(network: nn.Module, batch: Batch) -> dict[str, tuple[Tensor, Tensor]]:
     """What each LightNL block takes in a step in bf16 without kernels, and the slope at what it gives."""
-    network, found, hooks = without_chance(network), {}, []
+    network, found = without_chance(network), {}
 
     def note(name: str) -> Callable[..., None]:
         def hook(block: nn.Module, inputs: tuple[Tensor], z: Tensor) -> None:
@@ -85,7 +85,7 @@ def features(network: nn.Module, batch: Batch) -> dict[str, tuple[Tensor, Tensor
 
     for name, block in network.named_modules():
         if isinstance(block, LightNL):
-            hooks.append(block.register_forward_hook(note(name)))
+            block.register_forward_hook(note(name))
     gradients(network, batch, torch.bfloat16)
     return found
 

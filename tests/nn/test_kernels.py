@@ -86,7 +86,7 @@ def errors(images: int, chs: int, height: int, width: int, ratio: float, stride:
     """Norm-wise errors of outputs, running statistics and all gradients of the kernels against float64.
 
     level   mean of the features in their standard deviations: with it channels agree, and products are larger
-    saving  around the forward pass in training
+    saving  around the forward pass in training; if there is one, dz has another layout as well
     """
     from autonl.nn.kernels import eager
 
@@ -108,7 +108,7 @@ def errors(images: int, chs: int, height: int, width: int, ratio: float, stride:
     queue_up(device)
     with saving:
         z, exact_z = eager.lightnl(x, *arguments), exact.train()(exact_x)
-    dz = torch.randn_like(z)
+    dz = torch.randn_like(z) if isinstance(saving, nullcontext) else torch.randn(z.shape, device=device).to(z.dtype)
     queue_up(device)
     z.backward(dz)
     exact_z.backward(dz.double())
@@ -413,9 +413,9 @@ def test_compiled_gathered_kernels_agree_with_float64(
     monkeypatch.setattr(launch, "forward_tile", lambda *_: tile)
     monkeypatch.setattr(launch, "depthwise_backward_tile", lambda *_: tile)
     forget_plans()
-    found = errors(*case, getattr(torch, dtype), "cuda", energy)
+    found = [errors(*case, getattr(torch, dtype), "cuda", energy) for _ in range(2)]  # the second time from addresses
     forget_plans()
-    assert max(found.values()) < BOUNDS[dtype], found
+    assert max(max(one.values()) for one in found) < BOUNDS[dtype], found
 
 
 @NEEDS_GPU

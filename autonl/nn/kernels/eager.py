@@ -1,8 +1,8 @@
 """LightNL in eager mode. On small maps Python takes longer than the kernels, so what is found out of a kind of map and
 block is known from its second time on, when kernels are started from addresses: see `passes`.
 
-A key tells all that `supported` and the plans look at, but for the tensors' places in memory and the mode that PyTorch
-is in: these are looked at each time.
+A key tells what `supported` and the plans look at, but for where tensors lie in memory and the mode that PyTorch is in,
+which are looked at each time.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from autonl.nn import kernels
 from autonl.nn.kernels import launch, norm_tensors, readable, weight_of
-from autonl.nn.kernels.passes import PLANS, SPACING, Plan, carry_out, plan_for, ready, run_addresses, run_again
+from autonl.nn.kernels.passes import ALIGNMENT, PLANS, SPACING, carry_out, plan_for, ready, run_addresses, run_again
 
 Settings: TypeAlias = tuple[int, int, float]  # compact_chs, stride, energy_eps
 Key: TypeAlias = tuple[Any, ...]
@@ -26,17 +26,14 @@ class Known:
     """A kind of map and block: its plans, and how u, G and the statistics, which the backward pass needs, lie in one
     allocation."""
 
-    def __init__(
-        self, x: Tensor, training: bool, eps: float, momentum: float | None, settings: Settings, tensors: Any
-    ) -> None:
+    def __init__(self, x: Tensor, bn: nn.BatchNorm2d, settings: Settings, tensors: tuple[Any, ...]) -> None:
         compact_chs, stride, energy_eps = settings
-        self.problem = launch.problem_of(x, compact_chs, stride, eps, energy_eps)
+        self.problem = launch.problem_of(x, compact_chs, stride, bn.eps, energy_eps)
         self.layout = torch.channels_last if self.problem.channels_last else torch.contiguous_format
-        if not training:
+        if not bn.training:
             self.plan = plan_for(launch.inference_plan, run_again, x, tensors[:-1], self.problem, None)
             return
-        made = (self.problem, momentum or 0.0, True, True, None)
-        self.plan = plan_for(launch.training_plan, run_again, x, tensors, *made)
+        self.plan = plan_for(launch.training_plan, run_again, x, tensors, self.problem, bn.momentum, True, True, None)
         shapes = x.shape, (x.shape[0], compact_chs, x.shape[1]), (2, x.shape[1])
         self.parts: list[tuple[int, int, torch.dtype, Any]] = []  # first byte, bytes, dtype, shape
         self.size = 0
@@ -44,18 +41,12 @@ class Known:
             size = prod(shape) * dtype.itemsize
             self.parts.append((self.size, size, dtype, shape))
             self.size += -(-size // SPACING) * SPACING
-        _, (self.gram, *_), (self.statistics, *_) = self.parts
-        self.backward: dict[torch.dtype, Plan] = {}  # by the dtype of dz
-
-    def backward_plan(self, x: Tensor, dz: Tensor, weight: Tensor, gamma: Tensor) -> Plan:
-        plan = self.backward.get(dz.dtype)
-        if plan is None:
-            plan = plan_for(launch.backward_plan, run_again, x, (dz, weight, gamma), self.problem, None, None)
-            self.backward[dz.dtype] = plan
-        return plan
+        _, (self.gram_offset, *_), (self.statistics_offset, *_) = self.parts
 
     def tensors_in(self, kept: Tensor) -> list[Tensor]:
         """u, G and the statistics."""
+        if kept.data_ptr() % ALIGNMENT:  # somebody saved it elsewhere
+            kept = kept.clone()
         flat = [kept[first : first + size].view(dtype) for first, size, dtype, _ in self.parts]
         u, *others = (part.view(shape) for part, (*_, shape) in zip(flat, self.parts, strict=True))
         images, chs, height, width = u.shape
@@ -73,12 +64,14 @@ def tensors_of(depthwise: nn.Module, bn: nn.Module) -> tuple[Any, ...]:
 
 
 def key_of(x: Tensor, depthwise: Any, bn: Any, settings: Settings, tensors: tuple[Any, ...]) -> Key | None:
-    """None where a tensor is missing."""
+    """None for layers that the kernels do not know, and where a tensor is missing."""
+    if type(depthwise) is not nn.Conv2d or type(bn) is not nn.BatchNorm2d:
+        return None
     weight, gamma, beta, mean, variance, batches = tensors
     if weight is None or gamma is None or beta is None or mean is None or variance is None or batches is None:
         return None
     return (
-        *(x.shape, x.stride(), x.dtype, x.get_device(), type(depthwise), type(bn), settings),
+        *(x.shape, x.stride(), x.dtype, x.get_device(), settings),
         *(weight.dtype, gamma.dtype, beta.dtype, mean.dtype, variance.dtype, batches.dtype),
         *(bn.training, bn.eps, bn.momentum, bn.affine, bn.track_running_stats, bn.num_features),
     )
@@ -94,7 +87,7 @@ def lightnl(x: Tensor, depthwise: nn.Conv2d, bn: nn.BatchNorm2d, settings: Setti
     ):
         return None
     if known is None:
-        known = Known(x, bn.training, bn.eps, bn.momentum, settings, tensors)
+        known = Known(x, bn, settings, tensors)
         if len(KNOWN) >= PLANS:
             KNOWN.clear()
         if key:
@@ -113,8 +106,9 @@ def still_supported(x: Tensor, tensors: tuple[Any, ...], training: bool) -> bool
         return False
     if x.get_device() != torch.cuda.current_device() or (torch.is_grad_enabled() and not training):
         return False
-    weight, gamma, beta, *_ = tensors
-    return readable(weight, x) and readable(gamma, x) and readable(beta, x)
+    weight, gamma, beta, mean, variance, _ = tensors
+    placed = readable(weight, x) and readable(gamma, x) and readable(beta, x)
+    return placed and readable(mean, x) and readable(variance, x)
 
 
 class Training(torch.autograd.Function):
@@ -127,7 +121,7 @@ class Training(torch.autograd.Function):
         z, kept = torch.empty_like(x), x.new_empty(known.size, dtype=torch.uint8)
         first = kept.data_ptr()
         mean, variance, batches = running
-        addresses = [x.data_ptr(), first, z.data_ptr(), first + known.gram, first + known.statistics]
+        addresses = [x.data_ptr(), first, z.data_ptr(), first + known.gram_offset, first + known.statistics_offset]
         addresses += [weight.data_ptr(), gamma.data_ptr(), beta.data_ptr()]
         addresses += [mean.data_ptr(), variance.data_ptr(), batches.data_ptr()]
         if ready(known.plan, addresses):
@@ -151,11 +145,11 @@ class Training(torch.autograd.Function):
         known: Known = ctx.known
         # x may have been saved elsewhere and copied back, in another layout
         x, dz = x.contiguous(memory_format=known.layout), dz.contiguous(memory_format=known.layout)
-        plan = known.backward_plan(x, dz, weight, gamma)
+        plan = plan_for(launch.backward_plan, run_again, x, (dz, weight, gamma), known.problem, None, None)
         dx, d_weight = torch.empty_like(x), torch.empty_like(weight)
         d_gamma, d_beta = torch.empty_like(gamma), torch.empty_like(gamma)
         first = kept.data_ptr()
-        addresses = [x.data_ptr(), dz.data_ptr(), first, first + known.gram, first + known.statistics]
+        addresses = [x.data_ptr(), dz.data_ptr(), first, first + known.gram_offset, first + known.statistics_offset]
         addresses += [weight.data_ptr(), gamma.data_ptr()]
         addresses += [dx.data_ptr(), d_weight.data_ptr(), d_gamma.data_ptr(), d_beta.data_ptr()]
         if ready(plan, addresses):

@@ -48,7 +48,7 @@ def gathered_tile(chs: int, positions: int) -> Tile:
 
 
 def gathered_forward_tile(images: int, chs: int, positions: int, training: bool) -> Tile:
-    """In one launch where a program an image is enough: smaller maps, or many images."""
+    """In one launch where a program an image is enough: smaller maps, in training larger ones too of many images."""
     tile = gathered_tile(chs, positions)
     apart = replace(tile, gram_parts=1, gram_positions=256)
     if training:
