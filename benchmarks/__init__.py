@@ -105,7 +105,7 @@ def events_us(function: Callable[[], object], repeats: int = 20) -> float:
     return median(event_us(function) for _ in range(repeats))
 
 
-def eager_us(functions: Sequence[Callable[[Any], object]], inputs: Sequence[Any], repeats: int = 30) -> list[float]:
+def eager_us(functions: Sequence[Callable[[Any], object]], inputs: Sequence[Any], repeats: int = 10) -> list[float]:
     """Time a call of each as a user runs it, over inputs that together do not fit in the cache.
 
     Twenty calls and more without a wait between them, as in a network: alone, a call would be charged for the GPU's

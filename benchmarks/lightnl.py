@@ -15,9 +15,11 @@ from __future__ import annotations
 
 import argparse
 import copy
+import itertools
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +61,7 @@ CHAIN = 4
 
 
 PLAIN = dict.fromkeys(("inference", "step", "chain"), ("plain", "fused"))
-COMPILED = {"chain": ("compiled", "compiled_fused"), "step": ("compiled",), "inference": ("compiled",)}
+COMPILED = {"step": ("compiled",), "inference": ("compiled",), "chain": ("compiled", "compiled_fused")}
 WANTED = {"inference": 4, "inference_graph": 1.5, "step": 3}  # times as fast as plain
 
 
@@ -160,7 +162,7 @@ def time_mode(block: LightNL, inputs: list[Tensor], mode: str, names: tuple[str,
     functions = functions_of(block, inputs, mode, names)
     count = CHAIN if mode == "chain" else 1
     with torch.set_grad_enabled(mode != "inference"):
-        found = eager_us(functions, inputs)
+        found = eager_us(functions, inputs, repeats=10 if mode == "chain" else 30)  # a chain is calmer
         times = {f"{mode}_{name}_us": us / count for name, us in zip(names, found, strict=True)}
         for name, function in zip(names, functions, strict=True):
             times[f"{mode}_{name}_graph_us"] = graph_us(function, inputs) / count
@@ -189,9 +191,8 @@ def time_plain_and_fused(shape: Shape, rows: Rows) -> None:
         rows.fill(shape, **time_mode(block, inputs, mode, names))
 
 
-def time_compiled(shape: Shape, rows: Rows) -> None:
-    for mode, names in COMPILED.items():
-        rows.fill(shape, **time_mode(*user_block(shape), mode, names))
+def time_compiled(mode: str, shape: Shape, rows: Rows) -> None:
+    rows.fill(shape, **time_mode(*user_block(shape), mode, COMPILED[mode]))
 
 
 def time_blocks(
@@ -202,13 +203,14 @@ def time_blocks(
 ) -> None:
     """Every shape, what matters most first; nothing is begun after the deadline. What is launched by torch.compile has
     the table's tiles, all else those that `tiles` sets."""
-    for function, around in [(time_plain_and_fused, tiles), (time_compiled, nullcontext)][: 1 + compiled]:
-        for shape in SHAPES:
-            if time.monotonic() > deadline:
-                print(f"out of time before {function.__name__} {shape}")
-                break
-            with around(shape):
-                function(shape, rows)
+    work: list[tuple[str, Any, Any]] = [("plain and fused", time_plain_and_fused, tiles)]
+    work += [(f"compiled {mode}", partial(time_compiled, mode), nullcontext) for mode in COMPILED if compiled]
+    for (name, function, around), shape in itertools.product(work, SHAPES):
+        if time.monotonic() > deadline:
+            print(f"out of time before {name} {shape}")
+            break
+        with around(shape):
+            function(shape, rows)
     print(rows.folder / f"{rows.name}.csv")
 
 
