@@ -43,6 +43,8 @@ NORMS = {
     "without a count of batches": replaced("num_batches_tracked", lambda _: None),
     "with gaps in gamma": replaced("weight", gapped),
     "with gaps in beta": replaced("bias", gapped),
+    "with gaps in the running mean": replaced("running_mean", lambda _: torch.zeros(16)[::2]),
+    "with a variance elsewhere": replaced("running_var", lambda _: torch.ones(8, device="meta")),
     "on another device": replaced("weight", lambda weight: nn.Parameter(weight.to("meta"))),
 }
 

@@ -82,7 +82,7 @@ def known_norm(bn: nn.BatchNorm2d, x: Tensor) -> bool:
     if not bn.affine or not bn.track_running_stats or bn.momentum is None or bn.num_features != x.shape[1]:
         return False
     gamma, beta, mean, variance, batches = norm_tensors(bn)
-    if not all(readable(tensor, x) for tensor in (gamma, beta, mean, variance)):
+    if not (readable(gamma, x) and readable(beta, x) and readable(mean, x) and readable(variance, x)):
         return False
     # nn.BatchNorm2d refuses a single value a channel, and says so
     return not bn.training or (batches is not None and x.shape[0] * x.shape[2] * x.shape[3] > 1)
