@@ -95,9 +95,7 @@ def block_step(block: LightNL, x: Tensor, slope: Tensor, dtype: torch.dtype) -> 
     with torch.autocast("cuda", torch.bfloat16, enabled=dtype == torch.float32):
         z = block(x)
     z.backward(slope.to(z.dtype))
-    return {"z": z.detach(), "dx": x.grad} | {
-        name.split(".")[-2][:2] + "_" + name.split(".")[-1]: p.grad for name, p in block.named_parameters()
-    }
+    return {"z": z.detach(), "dx": x.grad} | {n.replace(".", "_"): p.grad for n, p in block.named_parameters()}
 
 
 def compare_blocks(network: nn.Module, batch: Batch) -> Iterator[dict[str, Any]]:

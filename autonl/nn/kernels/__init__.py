@@ -118,6 +118,7 @@ def lightnl(x: Tensor, depthwise: nn.Conv2d, bn: nn.BatchNorm2d, settings: tuple
               LightNL as published
     """
     plain = is_plain(x)
+    # `eager` asks for itself, and is not imported where there is no Triton
     if not (plain and x.is_cuda and HAS_TRITON) and not supported(x, depthwise, bn, settings[0]):
         return None
     if plain:

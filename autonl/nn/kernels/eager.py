@@ -82,9 +82,8 @@ def lightnl(x: Tensor, depthwise: nn.Conv2d, bn: nn.BatchNorm2d, settings: Setti
     tensors = tensors_of(depthwise, bn)
     key = key_of(x, depthwise, bn, settings, tensors)
     known = KNOWN.get(key) if key else None
-    if (known is None or not still_supported(x, tensors, bn.training)) and not kernels.supported(
-        x, depthwise, bn, settings[0]
-    ):
+    sure = known is not None and still_supported(x, tensors, bn.training)
+    if not sure and not kernels.supported(x, depthwise, bn, settings[0]):
         return None
     if known is None:
         known = Known(x, bn, settings, tensors)
